@@ -261,7 +261,8 @@ class Predictor:
         check_writes(self.task)
         if not self.model.can_generate():
             raise ConfigError(
-                f"{self.model.name_or_path} does not generate: it writes one letter for each piece of audio",
+                f"{self.model.name_or_path} does not generate: it writes one letter for each "
+                "piece of audio",
                 expected="an encoder-decoder, or a causal language model",
             )
         room = self.setting.positions - 1  # a text begins with at least one token

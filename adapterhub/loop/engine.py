@@ -145,17 +145,17 @@ def recompute(
 
 
 @contextmanager
-def noisy_embeddings(model: torch.nn.Module, alpha: float) -> Iterator[None]:
+def noisy_embeddings(model: torch.nn.Module, alpha: float | None) -> Iterator[None]:
     """Add noise to the embeddings of tokens inside the block, wherever gradients are computed.
 
-    Each value is uniform in +-alpha / sqrt(tokens x width), where padding counts as tokens. With
-    alpha 0, nothing changes. Jain et al. 2023, "NEFTune: Noisy Embeddings Improve Instruction
+    Each value is uniform in +-alpha / sqrt(tokens x width), where padding counts as tokens. If
+    alpha is None, nothing changes. Jain et al. 2023, "NEFTune: Noisy Embeddings Improve Instruction
     Finetuning", https://arxiv.org/abs/2310.05914.
 
     Raises:
         ConfigError: the model has no table of tokens.
     """
-    if not alpha:
+    if alpha is None:
         yield
         return
     backbone = Backbone.of(model)

@@ -409,9 +409,10 @@ class TrainOptions:
         "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ...",
         resumed="same",
     )
-    neftune_alpha: float = option(
-        0.0,
-        "noise on the token embeddings while training: uniform up to alpha / sqrt(tokens x width)",
+    neftune_alpha: float | None = option(
+        None,
+        "noise on the token embeddings while training, up to alpha / sqrt(tokens x width), such "
+        "as 5 (null: none)",
         resumed="recorded",
     )
     dropout: bool = option(
@@ -464,6 +465,7 @@ class TrainOptions:
 
     def _bad_values(self) -> list[str]:
         every, lr, head = self.eval_every, self.learning_rate, self.head_learning_rate
+        noise = self.neftune_alpha
         checks = (
             ("learning_rate", lr is None or lr > 0, "more than 0"),
             ("head_learning_rate", head is None or head > 0, "more than 0"),
@@ -471,8 +473,7 @@ class TrainOptions:
             ("beta1", 0 <= self.beta1 < 1, "at least 0, below 1"),
             ("beta2", 0 <= self.beta2 < 1, "at least 0, below 1"),
             ("eps", self.eps > 0, "more than 0"),
-            ("neftune_alpha", math.isfinite(self.neftune_alpha) and self.neftune_alpha >= 0,
-             "at least 0"),
+            ("neftune_alpha", noise is None or (math.isfinite(noise) and noise > 0), "more than 0"),
             ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
             ("frozen_cache_gb", self.frozen_cache_gb is None or self.frozen_cache_gb > 0,
              "more than 0"),

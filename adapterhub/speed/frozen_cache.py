@@ -507,7 +507,7 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
     task = recorded.train.task
     reasons = {
         "train.dropout=true changes what frozen layers return": options.dropout,
-        "train.neftune_alpha changes their inputs": options.neftune_alpha > 0,
+        "train.neftune_alpha changes their inputs": options.neftune_alpha is not None,
         "several processes train": process_count() > 1,
     }
     if not isinstance(adapter.backbone.module, PipelineParts):

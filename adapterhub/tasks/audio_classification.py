@@ -69,6 +69,6 @@ class AudioClassification(SoundTask, MediaClassification):
         most, longest = self.most_seconds(data.setting), max(each.seconds for each in long)
         limit = "seconds of the task" if most == self.seconds else "the backbone hears no more"
         return (
-            f"of {len(long):,} of {len(data.examples):,} recordings only the first {most:g} seconds "
-            f"are read ({limit}); the longest has {longest:,.1f}",
+            f"of {len(long):,} of {len(data.examples):,} recordings only the first {most:g} "
+            f"seconds are read ({limit}); the longest has {longest:,.1f}",
         )

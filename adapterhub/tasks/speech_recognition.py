@@ -170,7 +170,8 @@ class SpeechRecognition(Generation, SoundTask):
         larger = f", or --task 'speech-recognition(seconds={needed})'" if heard >= needed else ""
         why = "the backbone hears no more" if heard <= self.seconds else "seconds of the task"
         raise DataError(
-            f"{len(long):,} of {len(examples):,} recordings are longer than {most:g} seconds ({why})",
+            f"{len(long):,} of {len(examples):,} recordings are longer than {most:g} seconds "
+            f"({why})",
             offenders=first_few([f"{e.name}: {e.seconds:,.1f} seconds" for e in long]),
             hint=f"split these files, with the text of each part{larger}",
         )
