@@ -50,6 +50,8 @@ def run_words(name: str, command: list[str], shown: list[str], folder: Path) -> 
     The arguments are those of `run`. The baseline is a linear model on words and pairs of words,
     weighted by TF-IDF, as in the reports of runs.
     """
+    from scipy.stats import pearsonr, spearmanr
+
     from adapterhub.pages.row_scores import row_scores
     from adapterhub.recipe.recipe import read as read_recipe
     from adapterhub.training.run_data import read_data
@@ -57,6 +59,7 @@ def run_words(name: str, command: list[str], shown: list[str], folder: Path) -> 
 
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "recipe.yaml"
+    file.unlink(missing_ok=True)
     words = [word for word in command[2:] if not word.startswith("output=")]
     subprocess.run([sys.executable, "-m", "adapterhub", "recipe", *words, "--save", str(file)],
                    check=True)  # fmt: skip
@@ -65,14 +68,18 @@ def run_words(name: str, command: list[str], shown: list[str], folder: Path) -> 
     kind = data.task.outcomes
     columns = predict_by_words(kind, data.train, data.evaluation)
     assert columns is not None
-    rows = [
-        {"label": example.label, **{key: values[n] for key, values in columns.items()}}
-        for n, example in enumerate(data.evaluation)
-    ]
-    scores = {
-        metric: float(score.summarize(score.columns(rows).sum(0)))
-        for metric, score in row_scores(kind).items()
-    }
+    if kind == "numbers":
+        both = [float(example.label) for example in data.evaluation], columns["prediction"]
+        scores = {"pearson": pearsonr(*both)[0], "spearman": spearmanr(*both)[0]}
+    else:
+        rows = [
+            {"label": example.label, **{key: values[n] for key, values in columns.items()}}
+            for n, example in enumerate(data.evaluation)
+        ]
+        scores = {
+            metric: float(score.summarize(score.columns(rows).sum(0)))
+            for metric, score in row_scores(kind).items()
+        }
     write(name, {"command": [*shown[:2], "(a bag of words on the same rows)", *shown[2:]],
                  "metrics": scores, "seconds": time.perf_counter() - start})  # fmt: skip
 

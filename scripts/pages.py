@@ -287,20 +287,25 @@ def _server(command: str) -> Iterator[str]:
         _words(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
-    assert process.stdout is not None
+    printed = process.stdout
+    assert printed is not None
     lines: list[str] = []
+    drain = threading.Thread(target=printed.read, daemon=True)
     try:
-        for line in process.stdout:
+        for line in printed:
             lines.append(line)
             if re.search(r"https?://|\bport \d", line):
                 break
         else:
             raise RuntimeError(f"{command} ended:\n{''.join(lines)}")
-        threading.Thread(target=process.stdout.read, daemon=True).start()
+        drain.start()
         yield "".join(lines)
     finally:
         process.terminate()
         process.wait(60)
+        if drain.ident:
+            drain.join()
+        printed.close()
 
 
 def _words(command: str) -> list[str]:

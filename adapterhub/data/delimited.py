@@ -269,11 +269,12 @@ def check_is_text(data: bytes, source: str) -> None:
     begins = (found for start, found in _BINARY.items() if data.startswith(start))
     what, hint = next(begins, ("", ""))
     if data[:4] == b"RIFF" and data[8:12] in (b"WAVE", b"WEBP"):
-        what, hint = "audio or an image", "a folder or a table with the names of files"
+        what = "an audio file" if data[8:12] == b"WAVE" else "an image"
+        hint = "a folder or a table with the names of files"
     if data[8:10] == b'{"' and len(data) > 10 and b"\0" in data[:8]:
         what, hint = "a file of tensors", "a file of data; --backbone FOLDER for a model"
     if what:
-        raise DataError(f"{source} is {what}, and no text", expected="rows of data", hint=hint)
+        raise DataError(f"{source} is {what}, not text", expected="rows of data", hint=hint)
 
 
 def file_text(source: str, encoding: str | None = None) -> DecodedText:

@@ -129,7 +129,7 @@ def test_a_table_without_classes_names_the_task_that_fits(
 
 _STARTS = {"a PNG": b"\x89PNG\r\n\x1a\n\0\0", "a JPEG": b"\xff\xd8\xff\xe0\0",
            "a GIF": b"GIF89a\1\0",
-           "a sound": b"RIFF\0\0\0\0WAVEfmt ", "a zip": b"PK\x03\x04\0", "a PDF": b"%PDF-1.7\n",
+           "an audio file": b"RIFF\0\0\0\0WAVEfmt ", "a zip": b"PK\x03\x04\0", "a PDF": b"%PDF-1.7\n",
            "a pickle": b"\x80\x04\x95\0", "tensors": b"\x10\0\0\0\0\0\0\0{\"a\": {}}",
            "a database": b"SQLite format 3\0"}  # fmt: skip
 

@@ -208,11 +208,11 @@ def test_only_the_beginning_of_long_sounds_is_heard(folders, backbones, tmp_path
     whole = encoded(SOUNDS, "wav2vec2", folders)
     assert SOUNDS.remarks(whole) == SOUNDS.remarks(dataclasses.replace(whole, rows=[])) == ()
     data = tone_encoded(tmp_path, "whisper", 300, 1.5)
-    assert "first 1 seconds are heard (the backbone hears no more)" in SOUNDS.remarks(data)[0]
+    assert "first 1 seconds are read (the backbone hears no more)" in SOUNDS.remarks(data)[0]
     labels, task = CLASSES[SOUNDS], dataclasses.replace(SOUNDS, seconds=0.2)
     model, processor = load_backbone(str(backbones("wav2vec2")), task=task.head, labels=labels)
     predictor = Predictor(model, task, Setting(processor, 128, labels))
-    with pytest.warns(UserWarning, match="only the first 0.2 seconds are heard"):
+    with pytest.warns(UserWarning, match="only the first 0.2 seconds are read"):
         predictor.evaluate(task.read(str(folders[SOUNDS]), DataOptions(), "train"))
 
 
