@@ -141,7 +141,6 @@ GUIDES = {
         "test_the_metrics_are_those_of_scikit_learn": 1,
         "test_a_prediction_is_on_the_scale": 4,
         "test_train_eval_predict": 1,
-        "test_the_metrics_are_those_that_the_task_names": 1,
     },
 }
 
