@@ -64,6 +64,7 @@ SECTIONS = {
         "train": ("data.train", "FILE"),
         "eval": ("data.eval", "FILE"),
         "test": ("data.test", "FILE|SHARE"),
+        "retain": ("data.retain", "FILE"),
         "text": ("data.text", "COLUMN"),
         "pair": ("data.pair", "COLUMN"),
         "label": ("data.label", "COLUMN"),
@@ -465,6 +466,8 @@ def _print_outcome(outcome: Any) -> None:
         say(f"{'' if number else 'test':12} {name} {text}")
     for number, line in enumerate(outcome.word_lines):
         say(f"{'' if number else 'words':12} {line}")
+    for number, line in enumerate(outcome.retained.lines if outcome.retained else ()):
+        say(f"{'' if number else 'retained':12} {line}")
     print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")

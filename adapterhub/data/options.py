@@ -39,6 +39,11 @@ class DataOptions:
         "(null: none)",
         resumed="same",
     )
+    retain: str | None = option(
+        None,
+        "rows of other data, scored with the adapter off and on (null: none)",
+        resumed="same",
+    )
     text: str | None = option(
         None,
         "the column with the text, or a template: {title}. {body} (null: guess)",

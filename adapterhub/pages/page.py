@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Line = dict[str, Any]
 BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: the result of `WordsComparison.record`
+RETAINED = "retained.json"  # the result of `RetainedScore.record`
 _MOST_BYTES = 1 << 12  # of a comparison
 
 
@@ -274,9 +275,38 @@ class WordsComparison:
         }
 
 
+class RetainedScore(WordsComparison):
+    """Comparison of a backbone with its adapter on, and off, on rows of other data.
+
+    `value` is the score of the backbone without the adapter, `difference` what the adapter adds.
+    """
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message in two lines: the score of the backbone, and what the adapter changes."""
+        first = f"{self.score} {self.value:.4f} without the adapter, on {counted(self.rows, 'row')}"
+        if self.low is None or self.high is None:
+            return first, f"with it: {self.difference:+.4f}, of too few rows to compare"
+        sign = -1 if lower_is_better(self.score) else 1
+        ends = sorted((self.low * sign, self.high * sign))
+        verdict = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "not shown to differ"
+        interval = f"95 % {self.low:+.4f} to {self.high:+.4f}"
+        return first, f"with it: {verdict}, {self.difference:+.4f} ({interval})"
+
+
 def recorded_words(folder: Path) -> WordsComparison | None:
     """Read a run's comparison with a bag of words; None if it is missing or has another form."""
-    path = folder / BAG_OF_WORDS
+    return _recorded(folder / BAG_OF_WORDS)
+
+
+def recorded_retained(folder: Path) -> RetainedScore | None:
+    """Read a run's score on the rows to retain; None if it is missing or has another form."""
+    found = _recorded(folder / RETAINED)
+    return None if found is None or found.skipped else RetainedScore(**vars(found))
+
+
+def _recorded(path: Path) -> WordsComparison | None:
+    """Read a comparison; None if it is missing or has another form."""
     try:
         small = not path.is_symlink() and path.stat().st_size <= _MOST_BYTES
         record = json.loads(path.read_bytes()) if small else None
@@ -433,13 +463,18 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
 
 
 def _notes(run: RunFiles) -> list[str]:
-    """List caveats of the scores: few rows, a single class, or rows that also picked the epoch."""
+    """List caveats of the scores: few rows, a single class, or rows that also picked the epoch.
+
+    The score on rows of other data, if the run has one, comes first.
+    """
+    retained = recorded_retained(run.folder)
+    before = [f"retained: {'; '.join(retained.lines)}"] if retained else []
     error = run.errors.get(run.main_metric)
     if error is None:
-        return []
+        return before
     file = run.predictions
     labels = {row["label"] for row in file.rows} if file and file.kind == "classes" else ()
-    notes = notes_on_scores(error.rows, labels)
+    notes = [*before, *notes_on_scores(error.rows, labels)]
     if words := recorded_words(run.folder):
         notes.append(" ".join(words.lines) if words.skipped else "; ".join(words.lines))
     if len(run.evaluations) > 1:

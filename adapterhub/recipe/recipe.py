@@ -572,7 +572,7 @@ SPECS = ("method", "task")
 REQUIRED = ("data.train", "output")
 _REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
 # Local paths in `data`; a share of test rows is identified by their number.
-DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target")
+DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target", "retain")
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,25 @@ from adapterhub.loop.trainee import (
 )
 from adapterhub.merging.combine import UpdateRanks, update_ranks
 from adapterhub.methods.common.base import dump_methods, parse_methods
-from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, chosen_note, read_run, write_page
+from adapterhub.pages.page import (
+    BAG_OF_WORDS,
+    RETAINED,
+    RetainedScore,
+    WordsComparison,
+    chosen_note,
+    read_run,
+    write_page,
+)
 from adapterhub.pages.row_scores import (
+    FEWEST_ROWS,
     PREDICTIONS,
     EvaluatedRows,
     PredictionFile,
+    difference,
     outcomes_of,
     read_predictions,
+    row_score,
+    row_scores,
     score_errors,
 )
 from adapterhub.recipe.output_folder import RECIPE, SCHEMA, hold_output, writing
@@ -128,7 +140,8 @@ class RunOutcome:
     `words` compares the run with a bag of words, if that is a baseline of the task. `tested`
     contains the metrics of the test rows. `errors` contains the error of each metric; metrics in
     `tested` are called "test/NAME" there. `ranks` is of the update of a language model, if it is
-    low-rank.
+    low-rank. `retained` compares the backbone with the adapter off and on, on the rows of
+    `data.retain`.
     """
 
     folder: Path
@@ -143,6 +156,7 @@ class RunOutcome:
     errors: dict[str, ScoreError] = field(default_factory=dict)
     words: WordsComparison | None = None
     ranks: UpdateRanks | None = None
+    retained: RetainedScore | None = None
 
     @property
     def word_lines(self) -> tuple[str, ...]:
@@ -348,6 +362,49 @@ def _tested(
     return metrics, _error_records(latest, metrics), latest.file(0)
 
 
+def _retained(prepared: PreparedRun) -> RetainedScore | None:
+    """Score the best tensors on the rows of `data.retain`, with the adapter off and on."""
+    data, model = prepared.data, prepared.model
+    if not data.retain:
+        return None
+    rows = data.task.encode(data.retain, prepared.rows.evaluation.setting, labelled=True)
+    files = []
+    for context in (only_foundations(model), nullcontext()):
+        latest = LatestPredictions(data.task, rows)
+        with torch.no_grad(), doing(f"scoring {len(data.retain):,} rows to retain"), context:
+            if data.task.evaluates_with_reference:
+                with only_foundations(model):
+                    size = prepared.options.eval_batch_size
+                    rows = data.task.with_reference(model, rows, size)
+            from_main(_evaluate(prepared, rows, latest))
+        files.append(latest.file(0))
+    off, on = files
+    if off is None or on is None:
+        return None
+    # The loss shows what is forgotten long before generated answers do.
+    metric = "loss" if "loss" in row_scores(off.kind) else ""
+    score, found = row_score(off.kind, metric), difference(off, on, metric)
+    value = float(score.summarize(score.columns(off.rows).sum(0)))
+    known = len(off.rows) >= FEWEST_ROWS
+    ends = (found.low, found.high) if known else (None, None)
+    return RetainedScore(score.name, value, len(off.rows), found.value, *ends)
+
+
+def _check_retained(data: RunData, adapter: Adapter) -> None:
+    """Check that rows to retain can be scored with the adapter off.
+
+    Raises:
+        ConfigError: the task needs the head that is trained with the adapter.
+    """
+    if data.retain and adapter.all_heads():
+        raise ConfigError(
+            f"data.retain scores the backbone with the adapter off, and {data.task.name} needs the "
+            "head that is trained with it",
+            expected="a task of a language model, which needs no head",
+            hint="leave out --retain (data.retain)",
+        )
+
+
 def _record(prepared: PreparedRun) -> dict[str, Any]:
     """Return the record of a run in its checkpoints; checkpoints of other runs are not resumed."""
     adapter = prepared.adapter
@@ -487,6 +544,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     if len(result.history) > 1:
         said.append(chosen_note(result.history, len(scored), tested=bool(tested)))
     heads = total - adapter.count()
+    retained = _retained(prepared)
     writes = adapter.backbone.output_embedding is not None
     outcome = RunOutcome(
         folder,
@@ -499,7 +557,11 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         tested=tested,
         errors=recorded_errors(errors),
         ranks=None if shared or not writes else update_ranks(adapter),
+        retained=retained,
     )
+    if retained is not None and is_main():
+        path = Path(recipe.output) / RETAINED
+        replace_file(path, f"{json.dumps(retained.record())}\n".encode())
     if page is None:
         return outcome
     said += one_class(page.only_class)
@@ -779,6 +841,7 @@ def prepare(
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
+    _check_retained(data, adapter)
     adapter.metadata.task = data.task.name
     rows = _rows(recipe, data, loader, adapter, loaded)
     batch_size = recipe.train.batch_size or data.batch_size

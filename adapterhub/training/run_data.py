@@ -59,7 +59,8 @@ class RunData:
 
     `task` and `options` come from the recipe; missing forms and columns are filled in from the
     data. `notes` are for the user, one line each. Without evaluation, `evaluation` is empty; `test`
-    contains rows that choose nothing, or none. With several tasks, `parts` contains the data by
+    contains rows that choose nothing, or none, and `retain` rows of other data. With several
+    tasks, `parts` contains the data by
     name; the examples are in the order of the tasks, and `labels` belong to the first task.
     `spec` is the task of the recipe or its replacement. `backbone` is set if the recipe does not
     name one. `chosen` has a line about each choice.
@@ -76,6 +77,7 @@ class RunData:
     backbone: str = ""
     chosen: tuple[str, ...] = ()
     test: Sequence[Any] = ()
+    retain: Sequence[Any] = ()
 
     def completed(self, recipe: Recipe) -> Recipe:
         """Return the recipe completed by the task, backbone and method chosen for these data."""
@@ -190,7 +192,28 @@ def _read(recipe: Recipe) -> RunData:
     else:
         data = _table_data(recipe)
     check_options(recipe, data)
-    return data
+    return _with_retained(recipe, data) if recipe.data.retain else data
+
+
+def _with_retained(recipe: Recipe, data: RunData) -> RunData:
+    """Read the rows that are scored with the adapter off and on.
+
+    Raises:
+        ConfigError: the run has several tasks.
+        DataError: the rows cannot be read, or do not fit the task.
+    """
+    source = str(recipe.data.retain)
+    if data.parts:
+        raise ConfigError(
+            f"data.retain={source} in a run with several tasks",
+            expected="one task, which reads these rows too",
+            hint="adapterhub eval RUN --data FILE --against-backbone --head NAME, after the run",
+        )
+    other = replace(recipe.data, text=None, pair=None, label=None)  # its own columns
+    task, choice = data.task.fitted(source, other, "eval")
+    rows = task.read(source, choice.options, "eval")
+    data.task.check(data.labels, rows)
+    return replace(data, retain=rows, notes=(*data.notes, *choice.notes))
 
 
 def _with_backbone(recipe: Recipe, data: RunData) -> RunData:

@@ -1,6 +1,7 @@
 """`adapterhub eval`: labelled data for an adapter, and baselines without one."""
 
 import json
+import re
 
 import pytest
 
@@ -60,3 +61,36 @@ def test_a_comparison_with_the_backbone_is_refused_where_there_is_none(
     refused(adapterhub("eval", trained, *words), "no trained head for classification")
     refused(adapterhub("eval", "--backbone", backbones("llama"), "--task", "causal-lm", *words),
             "no adapter to compare")  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
+def test_a_run_scores_what_it_retains(adapterhub, backbones, tmp_path, method):
+    rows = {
+        "train": [("the movie was", "very good"), ("a plot is", "dull")] * 8,
+        "other": [("the end is", "fine"), ("the film", "poor"), ("it was", "great")] * 8,
+    }
+    files = {}
+    for name, pairs in rows.items():
+        key = ("prompt", "completion") if name == "train" else ("question", "answer")
+        named = [dict(zip(key, pair, strict=True)) for pair in pairs]
+        files[name] = write_json_lines(tmp_path / f"{name}.jsonl", named)
+    words = ("train", files["train"], "--backbone", backbones("llama"), "--task", "causal-lm")
+    more = ("--eval", "none", "--steps", 3, "--method", method, "--output", tmp_path / "run")
+    out = succeeded(adapterhub(*words, *more, "--retain", files["other"]))
+    scored = re.search(r"loss ([\d.]+) without the adapter[^:]+: \w.*, ([-+][\d.]+) \(95 %", out)
+    assert scored, out
+    place = ("--data", files["other"], "--text", "question", "--label", "answer", "--json")
+    both = json.loads(succeeded(adapterhub("eval", tmp_path / "run", *place, "--against-backbone")))
+    losses = both["backbone"]["loss"], both["loss"]
+    found = tuple(map(float, scored.groups()))
+    assert found == pytest.approx((losses[0], losses[1] - losses[0]), abs=1e-3)
+    assert abs(found[1]) > 1e-3
+    assert "without the adapter, on 24 rows" in (tmp_path / "run/report.html").read_text()
+
+
+def test_rows_to_retain_need_a_task_without_a_head(adapterhub, backbones, tmp_path):
+    data = classes(tmp_path)
+    words = ("train", data, "--backbone", backbones("bert"), "--output", tmp_path / "run")
+    refused(adapterhub(*words, "--retain", data), "the head that is trained")
+    assert not (tmp_path / "run").exists()
+    refused(adapterhub(*words, "--retain", tmp_path / "none.csv"), "none.csv")

@@ -127,11 +127,18 @@ def test_a_table_without_classes_names_the_task_that_fits(
     assert not re.search(r"--label (id|idx|row_id|date|created_at|uuid|guid)\b", hint)
 
 
-_STARTS = {"a PNG": b"\x89PNG\r\n\x1a\n\0\0", "a JPEG": b"\xff\xd8\xff\xe0\0",
-           "a GIF": b"GIF89a\1\0",
-           "an audio file": b"RIFF\0\0\0\0WAVEfmt ", "a zip": b"PK\x03\x04\0", "a PDF": b"%PDF-1.7\n",
-           "a pickle": b"\x80\x04\x95\0", "tensors": b"\x10\0\0\0\0\0\0\0{\"a\": {}}",
-           "a database": b"SQLite format 3\0"}  # fmt: skip
+_STARTS = {
+    "a PNG": b"\x89PNG\r\n\x1a\n\0\0",
+    "a JPEG": b"\xff\xd8\xff\xe0\0",
+    "a GIF": b"GIF89a\1\0",
+    "an audio file": b"RIFF\0\0\0\0WAVEfmt ",
+    "an image": b"RIFF\0\0\0\0WEBPVP8 ",
+    "a zip": b"PK\x03\x04\0",
+    "a PDF": b"%PDF-1.7\n",
+    "a pickle": b"\x80\x04\x95\0",
+    "tensors": b'\x10\0\0\0\0\0\0\0{"a": {}}',
+    "a database": b"SQLite format 3\0",
+}
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl", "rows.txt", "rows"])
