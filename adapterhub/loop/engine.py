@@ -153,7 +153,7 @@ def noisy_embeddings(model: torch.nn.Module, alpha: float | None) -> Iterator[No
     Finetuning", https://arxiv.org/abs/2310.05914.
 
     Raises:
-        ConfigError: the model has no table of tokens.
+        ConfigError: the model lacks a table of tokens.
     """
     if alpha is None:
         yield
@@ -619,7 +619,7 @@ class Engine:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by `state`; call `begin` first.
 
-        The learning rates and other settings of the groups stay those of this session.
+        The learning rates and other settings of the groups stay as they are in this session.
         """
         optimizer = state["optimizer"]
         if self.sharded:

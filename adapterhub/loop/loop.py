@@ -116,7 +116,7 @@ class RunProgress:
         return next(record for record in self.history if record["step"] == step)
 
     def metrics(self, step: int | None) -> dict[str, float]:
-        """Return the metrics of the evaluation at `step`, or {} if `step` is None."""
+        """Return the metrics of the evaluation at `step`, or {} without a step."""
         record = {} if step is None else self.evaluation(step)
         return {name: value for name, value in record.items() if name not in ("step", "epoch")}
 
@@ -357,7 +357,7 @@ class TrainingResult:
     `seconds` is the time of all work over all sessions of the run. `examples_per_second` and
     `tokens_per_second` count training alone. `peak_memory` is in bytes, of the GPU or, without one,
     of the process. `best` is empty if the metric was never finite or nothing was evaluated; the
-    tensors are then those of the last step. `metric` selected the best; `errors` records the errors
+    tensors then come from the last step. `metric` selected the best; `errors` records the errors
     of its scores. `stretches` lists the steps from which a resumed run had other settings, and the
     changes.
     """

@@ -128,7 +128,7 @@ def _of_held(
 
 
 def adapted_module(site: Site) -> str:
-    """Return the path of the module whose whole weight belongs to a site; "" if there is none.
+    """Return the path of the module whose whole weight belongs to a site; "" otherwise.
 
     In torch's attention, these are the packed weights and the output projection.
     """

@@ -7,7 +7,7 @@
     base_layer.lora_A.weight, lora_A.weight      of the first and the second of `target_parameters`
                                                  in a module
 
-The factors of E stacked matrices, such as those of experts, are stored as A: (E rank, d_in) and
+The factors of E stacked matrices, such as experts, are stored as A: (E rank, d_in) and
 B: (d_out, rank E); or each expert has separate tensors, in files from before transformers stacked
 them.
 """
