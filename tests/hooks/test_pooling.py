@@ -174,7 +174,7 @@ def test_the_pooling_travels_with_the_file(architecture: str, tmp_path: Path) ->
     without_head = ah.load(model, tmp_path / "a", name="b", head=False)
     assert without_head.pooling is None
     ah.attach(model, "lora", name="c").save(tmp_path / "c")
-    assert "pooling" not in (tmp_path / "c" / "adapter.json").read_text(encoding="utf-8")
+    assert '"pooling"' not in (tmp_path / "c" / "adapter.json").read_text(encoding="utf-8")
 
 
 @long_table("architecture", POOLED, 4)

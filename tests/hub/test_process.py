@@ -41,7 +41,8 @@ def test_a_hub_needs_neither_torch_nor_transformers(hub):
         assert not re.search(r"libtorch|/torch/|/transformers/|/tokenizers/|pyarrow", loaded)
         with open(f"/proc/{process.pid}/status") as status:
             kilobytes = int(re.search(r"VmRSS:\s+(\d+)", status.read())[1])
-        assert kilobytes < 120_000
+        # The clients of PostgreSQL and of buckets take about 20 MB.
+        assert kilobytes < (120_000 if isinstance(hub.place, Path) else 140_000)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     with open_hub(hub.place) as opened:
