@@ -56,7 +56,7 @@ fast: venv
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
 
-# Runs the commands of these pages in full, and writes what they print into them: half an hour.
+# Runs the commands of these pages in full, and writes what they print into them.
 OUTPUTS := $(addprefix docs/guides/,bench data images lm-eval modules multi-task predict quantization \
 	registry registry-site reports serve signatures streaming tasks text-to-image)
 docs-outputs: venv

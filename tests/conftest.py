@@ -53,7 +53,7 @@ def pytest_collectstart() -> None:
 
 
 # Rooms by how often their tests had to change with the package, in the last 600 commits: what fails
-# most often runs first. Tests of the whole tree, which take a minute, come before them.
+# most often runs first. Tests of the whole tree come before them.
 ROOMS = ("", "cli", "training", "serving", "tasks", "contract", "registry")
 
 

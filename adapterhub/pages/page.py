@@ -259,11 +259,16 @@ class WordsComparison:
         first = f"a bag of words has {self.score} {self.value:.4f} {rows}"
         if self.low is None or self.high is None:
             return first, f"adapter: {self.difference:+.3f}, of too few rows to compare"
-        sign = -1 if lower_is_better(self.score) else 1
-        ends = sorted((self.low * sign, self.high * sign))
-        verdict = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "not shown to be better"
+        verdict = self.verdict or "not shown to be better"
         interval = f"95 % {self.low:+.3f} to {self.high:+.3f}"
         return first, f"adapter: {verdict}, {self.difference:+.3f} ({interval})"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the adapter is "better" or "worse"; "" if the interval contains 0."""
+        sign = -1 if lower_is_better(self.score) else 1
+        ends = sorted(sign * (each or 0.0) for each in (self.low, self.high))
+        return "better" if ends[0] > 0 else "worse" if ends[1] < 0 else ""
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as a record, with numbers in six digits."""
@@ -287,9 +292,7 @@ class RetainedScore(WordsComparison):
         first = f"{self.score} {self.value:.4f} without the adapter, on {counted(self.rows, 'row')}"
         if self.low is None or self.high is None:
             return first, f"with it: {self.difference:+.4f}, of too few rows to compare"
-        sign = -1 if lower_is_better(self.score) else 1
-        ends = sorted((self.low * sign, self.high * sign))
-        verdict = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "not shown to differ"
+        verdict = self.verdict or "not shown to differ"
         interval = f"95 % {self.low:+.4f} to {self.high:+.4f}"
         return first, f"with it: {verdict}, {self.difference:+.4f} ({interval})"
 

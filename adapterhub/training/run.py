@@ -368,14 +368,13 @@ def _retained(prepared: PreparedRun) -> RetainedScore | None:
     if not data.retain:
         return None
     rows = data.task.encode(data.retain, prepared.rows.evaluation.setting, labelled=True)
+    if data.task.evaluates_with_reference:
+        with only_foundations(model):
+            rows = data.task.with_reference(model, rows, prepared.options.eval_batch_size)
     files = []
     for context in (only_foundations(model), nullcontext()):
         latest = LatestPredictions(data.task, rows)
         with torch.no_grad(), doing(f"scoring {len(data.retain):,} rows to retain"), context:
-            if data.task.evaluates_with_reference:
-                with only_foundations(model):
-                    size = prepared.options.eval_batch_size
-                    rows = data.task.with_reference(model, rows, size)
             from_main(_evaluate(prepared, rows, latest))
         files.append(latest.file(0))
     off, on = files

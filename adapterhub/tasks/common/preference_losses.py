@@ -127,7 +127,6 @@ class PreferenceLoss:
     """
 
     compute: Callable[[Responses, LossOptions], Tensor]
-    paper: str
     reference: bool = True
     rated: bool = False
     smoothing: bool = False
@@ -383,28 +382,28 @@ def apo_zero_unpaired(responses: Responses, options: LossOptions) -> Tensor:
     return _rated(responses, options, 0.0)
 
 
-_SMOOTHED_DPO = PreferenceLoss(dpo, "2305.18290", smoothing=True)
+_SMOOTHED_DPO = PreferenceLoss(dpo, smoothing=True)
 LOSSES: dict[str, PreferenceLoss] = {
     "dpo": _SMOOTHED_DPO,
     "sigmoid": _SMOOTHED_DPO,
-    "hinge": PreferenceLoss(hinge, "2305.10425"),
-    "ipo": PreferenceLoss(ipo, "2310.12036"),
-    "exo_pair": PreferenceLoss(exo_pair, "2402.00856", smoothing=True),
-    "nca_pair": PreferenceLoss(nca_pair, "2402.05369"),
-    "robust": PreferenceLoss(robust, "2403.00409", smoothing=True),
-    "bco_pair": PreferenceLoss(bco_pair, "2404.04656"),
-    "sppo_hard": PreferenceLoss(sppo_hard, "2405.00675"),
-    "aot": PreferenceLoss(aot, "2406.05882", smoothing=True),
-    "aot_unpaired": PreferenceLoss(aot_unpaired, "2406.05882", smoothing=True),
-    "apo_zero": PreferenceLoss(apo_zero, "2408.06266"),
-    "apo_down": PreferenceLoss(apo_down, "2408.06266"),
-    "discopop": PreferenceLoss(discopop, "2406.08414"),
-    "sigmoid_norm": PreferenceLoss(sigmoid_norm, "2411.15124"),
-    "sft": PreferenceLoss(sft, "", reference=False, per_token=True),
-    "orpo": PreferenceLoss(orpo, "2403.07691", reference=False, per_token=True),
-    "cpo": PreferenceLoss(cpo, "2401.08417", reference=False, smoothing=True, sft_weight=1.0),
-    "simpo": PreferenceLoss(simpo, "2405.14734", reference=False, smoothing=True, per_token=True),
-    "kto": PreferenceLoss(kto, "2402.01306", rated=True),
-    "apo_zero_unpaired": PreferenceLoss(apo_zero_unpaired, "2408.06266", rated=True),
+    "hinge": PreferenceLoss(hinge),
+    "ipo": PreferenceLoss(ipo),
+    "exo_pair": PreferenceLoss(exo_pair, smoothing=True),
+    "nca_pair": PreferenceLoss(nca_pair),
+    "robust": PreferenceLoss(robust, smoothing=True),
+    "bco_pair": PreferenceLoss(bco_pair),
+    "sppo_hard": PreferenceLoss(sppo_hard),
+    "aot": PreferenceLoss(aot, smoothing=True),
+    "aot_unpaired": PreferenceLoss(aot_unpaired, smoothing=True),
+    "apo_zero": PreferenceLoss(apo_zero),
+    "apo_down": PreferenceLoss(apo_down),
+    "discopop": PreferenceLoss(discopop),
+    "sigmoid_norm": PreferenceLoss(sigmoid_norm),
+    "sft": PreferenceLoss(sft, reference=False, per_token=True),
+    "orpo": PreferenceLoss(orpo, reference=False, per_token=True),
+    "cpo": PreferenceLoss(cpo, reference=False, smoothing=True, sft_weight=1.0),
+    "simpo": PreferenceLoss(simpo, reference=False, smoothing=True, per_token=True),
+    "kto": PreferenceLoss(kto, rated=True),
+    "apo_zero_unpaired": PreferenceLoss(apo_zero_unpaired, rated=True),
 }
 """Every loss by its name."""
