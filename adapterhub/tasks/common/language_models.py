@@ -425,6 +425,21 @@ def generate(
     model: PreTrainedModel, prompts: Encoded, batch_size: int, how: Generation
 ) -> list[Generated]:
     """Generate a text for each prompt, in order, without special tokens."""
+    tokenizer, stops = prompts.setting.tokenizer, how.stop_texts(prompts.setting)
+    texts = (
+        written_text(tokenizer, ids).strip()
+        for ids in generated_tokens(model, prompts, batch_size, how)
+    )
+    return [Generated(text_before(text, stops)) for text in texts]
+
+
+def generated_tokens(
+    model: PreTrainedModel, prompts: Encoded, batch_size: int, how: Generation
+) -> list[list[int]]:
+    """Generate the tokens that follow each prompt, in order, padded after their end.
+
+    The tokens of an encoder-decoder begin with the token that starts its decoder.
+    """
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
     options = how.generation_options(model, prompts)
@@ -434,7 +449,7 @@ def generate(
     search = {"do_sample": False, "num_beams": how.beams, **chosen_search()}
     tokenizer, stops = prompts.setting.tokenizer, how.stop_texts(prompts.setting)
 
-    def compute(indices: list[int]) -> list[tuple[int, Generated]]:
+    def compute(indices: list[int]) -> list[tuple[int, list[int]]]:
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
         moved = on_device(batch, model, model.device)
         inputs = {k: v for k, v in moved.items() if k != "labels"}
@@ -450,13 +465,12 @@ def generate(
             ids = model.generate(  # type: ignore[operator]
                 **inputs, **options | search | most, use_cache=True, synced_gpus=in_step(),
             )  # fmt: skip
-        texts = [written_text(tokenizer, row).strip() for row in ids[:, first:].tolist()]
-        return [*zip(indices, (Generated(text_before(t, stops)) for t in texts), strict=True)]
+        return [*zip(indices, ids[:, first:].tolist(), strict=True)]
 
     model.eval()
     # Padding would come before the prefix.
     batches = results(by_length(prompts, batch_size, None, prefix, even=bool(prefix)), compute)
-    return in_order({index: text for batch in batches for index, text in batch})
+    return in_order({index: ids for batch in batches for index, ids in batch})
 
 
 def text_before(text: str, stops: Sequence[str]) -> str:
