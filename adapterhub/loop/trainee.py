@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from adapterhub.adapters.adapter import HEAD, Adapter, ParameterGroup
-from adapterhub.errors import TrainingError
+from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.methods.common.base import Method, StageSchedule
 from adapterhub.methods.common.site_module import SiteModule
 from adapterhub.recipe.recipe import TrainOptions
@@ -250,11 +250,21 @@ def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
             )
 
 
-def waiting_for_plateaus(adapter: Adapter) -> list[str]:
-    """List the methods whose stages begin when evaluations no longer improve."""
+def check_plateaus(adapter: Adapter, *, evaluated: bool) -> None:
+    """Check that a run without evaluation trains no method whose stages begin by evaluations.
+
+    Raises:
+        ConfigError: the run is not evaluated, and the stages of a method wait for a plateau.
+    """
     methods = {c.method.name: c.method for c in adapter.changed if c.method}
     schedules = {name: method.stage_schedule() for name, method in methods.items()}
-    return [name for name, each in schedules.items() if each and each.epochs is None]
+    waiting = [name for name, each in schedules.items() if each and each.epochs is None]
+    if waiting and not evaluated:
+        raise ConfigError(
+            f"{', '.join(waiting)} begins a stage when evaluations no longer improve, and there is "
+            "no evaluation",
+            hint="--eval FILE, or stages by epochs",
+        )
 
 
 def unfreeze_all(adapter: Adapter) -> None:

@@ -63,10 +63,10 @@ from adapterhub.loop.sharding import shard
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import (
     AdapterTrainee,
+    check_plateaus,
     epochs_needed,
     unfreeze_all,
     unreached,
-    waiting_for_plateaus,
 )
 from adapterhub.merging.combine import UpdateRanks, update_ranks
 from adapterhub.methods.common.base import dump_methods, parse_methods
@@ -125,7 +125,7 @@ from adapterhub.training.loading import (
     mix_rows,
     run_origins,
 )
-from adapterhub.training.run_data import RunData, check_recipe
+from adapterhub.training.run_data import RunData, check_attached, check_recipe
 from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, TaskRows, mixed_order
 from adapterhub.training.word_baseline import compare_with_words
@@ -387,21 +387,6 @@ def _retained(prepared: PreparedRun) -> RetainedScore | None:
     known = len(off.rows) >= FEWEST_ROWS
     ends = (found.low, found.high) if known else (None, None)
     return RetainedScore(score.name, value, len(off.rows), found.value, *ends)
-
-
-def _check_retained(data: RunData, adapter: Adapter) -> None:
-    """Check that rows to retain can be scored with the adapter off.
-
-    Raises:
-        ConfigError: the task needs the head that is trained with the adapter.
-    """
-    if data.retain and adapter.all_heads():
-        raise ConfigError(
-            f"data.retain scores the backbone with the adapter off, and {data.task.name} needs the "
-            "head that is trained with it",
-            expected="a task of a language model, which needs no head",
-            hint="leave out --retain (data.retain)",
-        )
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
@@ -838,9 +823,8 @@ def prepare(
     with empty_copies(bool(recipe.train.shard) and start is None):
         adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
     started = start.give(adapter) if start else ""
-    _check_packing(data.task, adapter)
-    _check_stages(data, adapter)
-    _check_retained(data, adapter)
+    check_attached(data, adapter)
+    check_plateaus(adapter, evaluated=bool(data.evaluation))
     adapter.metadata.task = data.task.name
     rows = _rows(recipe, data, loader, adapter, loaded)
     batch_size = recipe.train.batch_size or data.batch_size
@@ -947,22 +931,3 @@ def _with_init(options: RunOptions, recipe: Recipe, *, started: bool) -> RunOpti
             hint="one of both",
         )
     return replace(options, init=None) if started else options
-
-
-def _check_packing(task: Task, adapter: Adapter) -> None:
-    virtual = {p.method.name for p in adapter.placed if p.site.kind == "embed"}
-    if task.packs and virtual:
-        raise ConfigError(
-            f"{', '.join(virtual)} prepends virtual tokens to each row, where only the first of "
-            "its packed texts can attend to them",
-            hint="pack=false",
-        )
-
-
-def _check_stages(data: RunData, adapter: Adapter) -> None:
-    if not data.evaluation and (waiting := waiting_for_plateaus(adapter)):
-        raise ConfigError(
-            f"{', '.join(waiting)} begins a stage when evaluations no longer improve, and there is "
-            "no evaluation",
-            hint="--eval FILE, or stages by epochs",
-        )

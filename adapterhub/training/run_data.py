@@ -47,6 +47,8 @@ from adapterhub.training.task_mixture import TaskMixture
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from adapterhub.adapters.adapter import Adapter
+
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
 _NOT_EVALUATED = "no evaluation: the adapter has the tensors of the last step"
@@ -389,6 +391,28 @@ def check_options(recipe: Recipe, data: RunData) -> None:
         _check_no_evaluation(recipe)
     else:
         _check_metric(data.task, recipe.train.best_metric, data.evaluation)
+
+
+def check_attached(data: RunData, adapter: Adapter) -> None:
+    """Check that an adapter can be trained and scored with the data.
+
+    Raises:
+        ConfigError: its virtual tokens precede packed texts, or rows to retain need its head.
+    """
+    virtual = {p.method.name for p in adapter.placed if p.site.kind == "embed"}
+    if data.task.packs and virtual:
+        raise ConfigError(
+            f"{', '.join(virtual)} prepends virtual tokens to each row, where only the first of "
+            "its packed texts can attend to them",
+            hint="pack=false",
+        )
+    if data.retain and adapter.all_heads():
+        raise ConfigError(
+            f"data.retain scores the backbone with the adapter off, and {data.task.name} needs the "
+            "head that is trained with it",
+            expected="a task of a language model, which needs no head",
+            hint="leave out --retain (data.retain)",
+        )
 
 
 def _with_evaluation(
