@@ -73,7 +73,14 @@ from adapterhub.loop.sharding import clip_gradients, reshard, share_state
 from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.recipe.recipe import DEFAULT, RunOptions, TrainOptions, schedule, warmup_steps
-from adapterhub.tasks.common.batches import Items, batch_labels, learned, model_inputs, on_device
+from adapterhub.tasks.common.batches import (
+    Items,
+    batch_labels,
+    learned,
+    measuring,
+    model_inputs,
+    on_device,
+)
 
 _SWITCHES = ("gradient_checkpointing", "_gradient_checkpointing_func")  # of a layer
 
@@ -421,10 +428,13 @@ class Engine:
         options: RunOptions,
         loss: LossOfBatch = model_loss,
         items: Items = batch_labels,
+        passes: int = 1,
+        on_policy: bool = False,
     ) -> None:
         _check_fp32(trainee)
         self.trainee, self.options, self.loss = trainee, options, loss
-        self.items = items
+        self.items, self.passes = items, passes
+        self.on_policy = on_policy  # then a step may have neither a loss nor a gradient
         # If set, computes the loss of a batch without the model's logits; it may return None.
         self.below_head: Callable[[Batch], torch.Tensor | None] | None = None
         self.device = next(iter(trainee.tensors().values())).device
@@ -441,6 +451,7 @@ class Engine:
         self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)
         self.params = [p for group in self.groups for p in group["params"]]
         self.unread: list[torch.Tensor] = []
+        self.measures: list[dict[str, float]] = []
         self.checked = False
 
     def begin(self, steps: int) -> None:
@@ -448,11 +459,13 @@ class Engine:
         options = self.options
         self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options, self.model)
         multiplier = schedule(options.schedule or DEFAULT, steps, options.warmup)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda number: multiplier(number // self.passes)
+        )
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
     def step(self, epoch: BatchList, window: range, done: float) -> tuple[int, int]:
-        """Take one optimizer step on the batches `window` of an epoch.
+        """Take one step on the batches `window` of an epoch: an optimizer step for each pass.
 
         `done` is the completed share of the run, including this step.
 
@@ -462,22 +475,39 @@ class Engine:
         Raises:
             TrainingError: a batch has no labels, tensors get no gradient, or memory is exhausted.
         """
-        batches = deque(epoch[index] for index in share(window, self.rank, self.world))
-        shares = self._shares(batches, window)
+        with measuring() as measured:
+            with self.accelerator.autocast():  # some batches have texts that the model generates
+                batches = [epoch[index] for index in share(window, self.rank, self.world)]
+            counts = [(len(next(iter(b.values()))), token_count(b)) for b in batches]
+            shares = self._shares(batches, window)
+            for _ in range(self.passes):
+                result = self._pass(deque(batches), shares, done)
+        # Both stay on the device: reading them at each step would stall the host.
+        self.unread.append(result)
+        if measured:
+            self.measures.append(self._means(measured))
+        examples, tokens = (sum(column) * self.world for column in zip(*counts, strict=True))
+        return examples, tokens
+
+    def _pass(self, batches: deque[Batch], shares: Sequence[float], done: float) -> Tensor:
+        """Take one optimizer step on batches; return its loss and the norm of the gradient."""
         loss = self._add_penalty()
-        examples = tokens = 0
         for counted in shares:
-            batch = batches.popleft()
-            moved = on_device(batch, self.trainee.model, self.device)
+            moved = on_device(batches.popleft(), self.trainee.model, self.device)
             loss += self._add_gradients(moved, counted, last=not batches)
-            examples += len(next(iter(batch.values()))) * self.world
-            tokens += token_count(batch) * self.world
-        if not self.checked and any_process(any(shares)):
+        due = not self.checked and any_process(any(shares))
+        if due and (not self.on_policy or any_process(bool(loss))):
             self._check_gradients()
         norm = self._update(done)
-        # Both stay on the device: reading them at each step would stall the host.
-        self.unread.append(torch.stack([loss, norm]))
-        return examples, tokens
+        return torch.stack([loss, norm])
+
+    def _means(self, measured: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+        """Return the mean of each measure of a step, over all processes."""
+        means = {name: float(sum(values)) / len(values) for name, values in measured.items()}
+        if self.world == 1:
+            return means
+        every = everyone_s(means)
+        return {n: sum(each[n] for each in every) / len(every) for n in means}
 
     def _shares(self, batches: Sequence[Batch], window: range) -> list[float]:
         """Return each batch's share in this process; the mean over processes of their sums is 1."""
@@ -565,6 +595,11 @@ class Engine:
             if not (math.isfinite(loss) and (scaled or math.isfinite(norm))):
                 raise self.not_finite(f"step {number} has loss {loss} and gradient norm {norm}")
         return [loss for loss, _ in rows]
+
+    def read_measures(self) -> list[dict[str, float]]:
+        """Return the measures of each step since the last call, by name."""
+        measures, self.measures = self.measures, []
+        return measures
 
     def finite_tensors(self) -> dict[str, torch.Tensor]:
         """Return the trained tensors, on the CPU if each process has all of them.

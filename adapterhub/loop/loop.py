@@ -83,9 +83,9 @@ _LENGTH = ("epochs", "max_steps", "warmup")  # options that only determine the l
 class RunProgress:
     """The progress of a run. `batch` is the next micro-batch of `epoch`.
 
-    `losses` are those since the last report. `errors` has the errors of the best evaluation's
-    scores. `stale` counts the evaluations since the best one. `history` has the metrics of each
-    evaluation with "step" and "epoch". `peak_memory` is in bytes.
+    `losses` and `measures` are those since the last report. `errors` has the errors of the best
+    evaluation's scores. `stale` counts the evaluations since the best one. `history` has the
+    metrics of each evaluation with "step" and "epoch". `peak_memory` is in bytes.
     """
 
     step: int = 0
@@ -102,6 +102,7 @@ class RunProgress:
     peak_memory: int = 0
     tokens: int = 0
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    measures: list[dict[str, float]] = field(default_factory=list)
 
     def advance(self, next_batch: int, batches: int) -> bool:
         """Count one optimizer step; return whether the epoch of `batches` batches has ended."""
@@ -684,6 +685,7 @@ class TrainingSession:
 
     def _read_losses(self) -> None:
         self.progress.losses += self.engine.read(self.progress.step)
+        self.progress.measures += self.engine.read_measures()
         self.clock.mark()
 
     def _report(self, epoch: float) -> None:
@@ -694,8 +696,10 @@ class TrainingSession:
             epoch=epoch,
             loss=math.fsum(losses) / len(losses),
             learning_rate=self.engine.rates(),
+            measures=_means(progress.measures),
         )
         losses.clear()
+        progress.measures.clear()
         self.reporter.trained(line, self.clock.timing())
         self.clock.restart_speed()
 
@@ -836,6 +840,13 @@ class TrainingSession:
             errors=progress.errors,
             stretches=self.run.get(STRETCHES, []),
         )
+
+
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each measure over the steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    values = {name: [step[name] for step in steps if name in step] for name in names}
+    return {name: math.fsum(each) / len(each) for name, each in values.items()}
 
 
 def _loss_beside(record: Mapping[str, float], metric: str) -> float:

@@ -62,12 +62,23 @@ class Timing:
 
 @dataclass(frozen=True)
 class TrainingLine:
-    """The mean loss since the previous line, and the learning rate of each group."""
+    """The mean loss since the previous line, and the learning rate of each group.
+
+    `measures` are the means of what the task measures in a step, such as rewards.
+    """
 
     step: int
     epoch: float
     loss: float
     learning_rate: Mapping[str, float]
+    measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The loss, the measures and the learning rates, by the names that trackers show."""
+        rates = {f"learning_rate/{name}": rate for name, rate in self.learning_rate.items()}
+        measures = {f"train/{name}": value for name, value in self.measures.items()}
+        return {"train/loss": self.loss, **measures, **rates}
 
 
 @dataclass(frozen=True)
@@ -335,7 +346,10 @@ class JsonLines(Reporter):
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Write the loss and its timing."""
-        self._write("train", line.step, dataclasses.asdict(line), timing)
+        record = dataclasses.asdict(line)
+        if not line.measures:
+            del record["measures"]
+        self._write("train", line.step, record, timing)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
         """Write the metrics and their timing."""
@@ -400,9 +414,8 @@ class TensorBoard(Reporter):
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Write loss, learning rates and speed."""
-        rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
         speed = {"train/examples_per_second": timing.examples_per_second}
-        self._scalars({"train/loss": line.loss, **rates, **speed}, line.step)
+        self._scalars(line.scalars | speed, line.step)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
         """Write the metrics."""
@@ -459,7 +472,8 @@ def _console_reporter(quiet: bool) -> Reporter:
 
 
 def _train_text(line: TrainingLine) -> str:
-    return f"loss {line.loss:.4f}  lr {_method_rates(line.learning_rate)}"
+    measures = "".join(f"  {name} {value:.3g}" for name, value in line.measures.items())
+    return f"loss {line.loss:.4f}{measures}  lr {_method_rates(line.learning_rate)}"
 
 
 def _speed_text(timing: Timing) -> str:
@@ -632,9 +646,8 @@ class Tracked(Reporter):
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Log loss, learning rates and speed."""
-        rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
         speed = {"train/examples_per_second": timing.examples_per_second, "epoch": line.epoch}
-        self._log({"train/loss": line.loss, **rates, **speed}, line.step)
+        self._log(line.scalars | speed, line.step)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
         """Log the metrics."""

@@ -181,6 +181,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
 
 _METRICS = {"train": ("epoch", "loss"), "eval": ("epoch",)}
 _CLOCK = ("seconds", "examples_per_second", "peak_memory")
+_BY_NAME = ("metrics", "learning_rate", "measures")
 _TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
 
 
@@ -211,7 +212,7 @@ def _line(line: Any, fields: Mapping[str, tuple[str, ...]]) -> Line:
     """
     event, step = line["event"], line["step"]
     values = {name: line[name] for name in fields[event]}
-    groups = {name: dict(line.get(name) or {}) for name in ("metrics", "learning_rate")}
+    groups = {name: dict(line.get(name) or {}) for name in _BY_NAME}
     numbers = [*values.values(), *(v for group in groups.values() for v in group.values())]
     wrong = [v for v in numbers if v is not None and not isinstance(v, int | float)]
     if wrong or not isinstance(step, int):
@@ -522,6 +523,9 @@ def _curves(run: RunFiles) -> Iterator[Section]:
     if run.training:
         losses = points_by_step(run.training, lambda line: line["loss"])
         charts.append(_chart("Training loss", {"loss": losses}))
+    for name in dict.fromkeys(name for line in run.training for name in line["measures"]):
+        points = points_by_step(run.training, lambda line, n=name: line["measures"].get(n))
+        charts.append(_chart(f"Training: {name}", {name: points}))
     best = run.best["step"] if run.best else None
     metrics = {n: None for line in run.evaluations for n in line["metrics"]}
     ordered = sorted(metrics, key=lambda name: name != run.main_metric)

@@ -297,7 +297,7 @@ def training_session(
     stream, items = drawn_batches(prepared), data.task.loss_items(prepared.train)
     divided = prepared.options.shard or prepared.options.tensor_parallel
     return loop.TrainingSession(
-        Engine(trainee, prepared.options, loss, items),
+        Engine(trainee, prepared.options, loss, items, data.task.passes, data.task.on_policy),
         lambda epoch: stream or epoch_batches(prepared, epoch),
         None if rows is None else partial(_evaluate, prepared, rows, latest),
         output=Path(recipe.output),
@@ -582,7 +582,10 @@ def epoch_batches(prepared: PreparedRun, epoch: int) -> BatchList:
     else:
         size, grouped = options.batch_size, options.length_grouped
         order = batch_order(encoded.lengths, size, epoch, seed, grouped)
-    return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
+    if not encoded.task.on_policy:
+        return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
+    task, model, bare = encoded.task, prepared.model, partial(only_foundations, prepared.model)
+    return LazyBatches(order, lambda indices: task.rollout(model, encoded, indices, epoch, bare))
 
 
 def begun_epochs(prepared: PreparedRun) -> int:
@@ -825,6 +828,7 @@ def prepare(
     started = start.give(adapter) if start else ""
     check_attached(data, adapter)
     check_plateaus(adapter, evaluated=bool(data.evaluation))
+    _check_on_policy(data, recipe)
     adapter.metadata.task = data.task.name
     rows = _rows(recipe, data, loader, adapter, loaded)
     batch_size = recipe.train.batch_size or data.batch_size
@@ -931,3 +935,23 @@ def _with_init(options: RunOptions, recipe: Recipe, *, started: bool) -> RunOpti
             hint="one of both",
         )
     return replace(options, init=None) if started else options
+
+
+def _check_on_policy(data: RunData, recipe: Recipe) -> None:
+    """Check that a run can generate the texts of its batches.
+
+    Raises:
+        ConfigError: the model is sharded, the rows are streamed, or there are several tasks.
+    """
+    tasks = [part.task for part in data.parts.values()] or [data.task]
+    names = ", ".join(task.name for task in tasks if task.on_policy)
+    reasons = {
+        "several tasks (tasks)": bool(data.parts),
+        "a sharded model (train.shard)": bool(recipe.train.shard),
+        "streamed rows (data.stream)": data.streams,
+    }
+    if names and (found := [reason for reason, applies in reasons.items() if applies]):
+        raise ConfigError(
+            f"{names} generates texts while it trains, which excludes {', '.join(found)}",
+            expected="one task, whole rows, and a model that each process has",
+        )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -256,9 +257,19 @@ class Task(ABC):
         return False
 
     @property
+    def on_policy(self) -> bool:
+        """Return whether batches have texts that the model generates as it trains: `rollout`."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """The optimizer steps on each batch; the schedule counts them as one step."""
+        return 1
+
+    @property
     def varies(self) -> bool:
         """Return whether rows change with each epoch."""
-        return type(self).vary is not Task.vary
+        return self.on_policy or type(self).vary is not Task.vary
 
     def recorded(self) -> Task:
         """Return the task of a run's record; newer options keep the old behavior."""
@@ -458,6 +469,21 @@ class Task(ABC):
     def padding_side(self, setting: Setting) -> str:
         """Return the padding side of rows, by default the tokenizer's."""
         return str(setting.tokenizer.padding_side)
+
+    def rollout(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        indices: Sequence[int],
+        epoch: int,
+        bare: Callable[[], AbstractContextManager[None]],
+    ) -> dict[str, Tensor]:
+        """Return the batch of some rows with texts that the model generates for them.
+
+        It depends on the weights, the seed, the epoch and the rows alone. `bare` returns a context
+        in which the adapter is off. Tasks that are `on_policy` implement it.
+        """
+        raise NotImplementedError(self.name)
 
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
         """Return the rows with the reference values that the loss reads.

@@ -388,6 +388,30 @@ def learned(batch: Mapping[str, Tensor]) -> Iterator[None]:
         LEARNED.reset(token)
 
 
+_MEASURED: ContextVar[dict[str, list[Any]] | None] = ContextVar("measured", default=None)
+
+
+@contextmanager
+def measuring() -> Iterator[dict[str, list[Any]]]:
+    """Collect the values that are passed to `measure` inside the context, by name."""
+    values: dict[str, list[Any]] = {}
+    token = _MEASURED.set(values)
+    try:
+        yield values
+    finally:
+        _MEASURED.reset(token)
+
+
+def measure(**values: Tensor | float) -> None:
+    """Record numbers of the current training step for its report, such as the mean reward.
+
+    A number that is recorded several times in a step is averaged. Outside a step nothing happens.
+    """
+    if (measured := _MEASURED.get()) is not None:
+        for name, value in values.items():
+            measured.setdefault(name, []).append(value)
+
+
 def batch_rows(batch: Mapping[str, Tensor]) -> float:
     """Count the rows of a batch."""
     return len(next(iter(batch.values())))
