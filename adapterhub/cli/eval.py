@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapterhub.data.options import DataOptions
-    from adapterhub.inference.open import EvaluationResult, Predictor
+    from adapterhub.inference.open import Predictor
     from adapterhub.inference.record import TrainingRecord
+    from adapterhub.pages.evaluation import EvaluationResult
     from adapterhub.tasks import Task
 
 
@@ -138,13 +139,10 @@ def _evaluate(
 ) -> tuple[EvaluationResult, EvaluationResult | None]:
     """Evaluate with the adapter, and without it if required."""
     if against_backbone:
-        opened.check_without_adapter()
+        bare, scored = opened.scored_off_and_on(rows, places)
+        return scored, bare
     with doing("evaluating"):
-        scored = opened.scored(rows, places)
-    if not against_backbone:
-        return scored, None
-    with doing("evaluating the backbone"), opened.without_adapter():
-        return scored, opened.scored(rows, places)
+        return opened.scored(rows, places), None
 
 
 def _json(scored: EvaluationResult) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.activation import text_positions
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
-from adapterhub.adapters.route import activate, adapters, only_foundations
+from adapterhub.adapters.route import activate, adapters
 from adapterhub.adapters.state import find_state
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.checkpoint import stored_quantization
@@ -35,15 +34,16 @@ from adapterhub.files.shown_table import ScoreError
 from adapterhub.inference.embed import embed
 from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record
-from adapterhub.pages.row_scores import (
-    EvaluatedRows,
-    PredictionFile,
-    outcomes_of,
-    score_errors,
+from adapterhub.pages.evaluation import (
+    EvaluationResult,
+    evaluate_off_and_on,
+    evaluate_rows,
+    with_evaluation_reference,
 )
+from adapterhub.pages.row_scores import EvaluatedRows, outcomes_of, score_errors
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
-from adapterhub.tasks import TASKS, Prediction, Setting, Task
+from adapterhub.tasks import TASKS, Encoded, Prediction, Setting, Task
 from adapterhub.tasks.common.base import NoPrediction, encode_whole, lost_tokens, truncate
 from adapterhub.tasks.common.batches import UNLIMITED, limit_of
 from adapterhub.tasks.common.language_models import Writing, check_writes, streamed
@@ -55,14 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """An evaluation: metrics, the errors of scores, and outcomes by example if the task has any."""
-
-    examples: int
-    metrics: dict[str, float]
-    errors: dict[str, ScoreError]
-    outcomes: PredictionFile | None
+_BATCH = 64  # rows
 
 
 @dataclass(frozen=True)
@@ -319,6 +312,11 @@ class Predictor:
             DataError: the examples have labels that the adapter lacks.
             EmptyInputError: an example has no text for a prediction.
         """
+        encoded = self._labelled(examples, batch_size, places)
+        return self.task.evaluate(self.model, encoded, batch_size, record)
+
+    def _labelled(self, examples: Sequence[Any], batch_size: int, places: Sequence[str]) -> Encoded:
+        """Check and encode labelled examples, and warn about cuts."""
         self.task.check(self.setting.labels, examples)
         predicts = self.task.evaluates_predictions
         if empty := empty_inputs(self.task, examples, self.setting) if predicts else []:
@@ -331,35 +329,31 @@ class Predictor:
                 warn_user(lost.sentence("evaluation"))
         for line in self.task.remarks(encoded):
             warn_user(line)
-        if self.task.evaluates_with_reference:
-            with only_foundations(self.model):
-                encoded = self.task.with_reference(self.model, encoded, batch_size)
-        return self.task.evaluate(self.model, encoded, batch_size, record)
+        return with_evaluation_reference(self.model, encoded, batch_size)
 
     def scored(self, examples: Sequence[Any], places: Sequence[str] = ()) -> EvaluationResult:
         """Evaluate, and keep the errors of the scores and the outcome of each example."""
-        predicted: list[Prediction] = []
-        metrics = self.evaluate(examples, record=predicted, places=places)
-        errors = self.errors(metrics, examples, predicted)
-        outcomes = outcomes_of(self.task, examples, predicted, self.setting.labels, 0)
-        return EvaluationResult(len(examples), metrics, errors, outcomes)
+        return evaluate_rows(self.model, self._labelled(examples, _BATCH, places), _BATCH)
 
-    def check_without_adapter(self) -> None:
-        """Check that the backbone can do the task with the adapter off.
+    def scored_off_and_on(
+        self, examples: Sequence[Any], places: Sequence[str] = ()
+    ) -> tuple[EvaluationResult, EvaluationResult]:
+        """Evaluate with the adapter off, and on; the adapters below it apply in both.
 
         Raises:
             ConfigError: the adapter has the trained head that the task requires.
         """
+        self._check_without_adapter()
+        rows = self._labelled(examples, _BATCH, places)
+        return evaluate_off_and_on(self.model, rows, _BATCH)
+
+    def _check_without_adapter(self) -> None:
         if any(adapter.head for adapter in adapters(self.model).values() if adapter.active):
             raise ConfigError(
                 f"the backbone alone has no trained head for {self.task.name}",
                 expected="an adapter of a language model, or another task that needs no head",
                 hint="adapterhub compare RUN OTHER_RUN, with an adapter of --method head",
             )
-
-    def without_adapter(self) -> AbstractContextManager[None]:
-        """Switch the adapter off in a block; the adapters below it, if any, still apply."""
-        return only_foundations(self.model)
 
     def errors(
         self, metrics: Mapping[str, float], examples: Sequence[Any], record: Sequence[Prediction]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import Markup
 
@@ -30,11 +30,14 @@ from adapterhub.files.native import Saved, find_adapter
 from adapterhub.files.shown_table import ERRORS, TEST, ScoreError, recorded_errors
 from adapterhub.pages.figures import Chart, Points, Section, line_chart, prediction_sections
 from adapterhub.pages.row_scores import (
+    FEWEST_ROWS,
     MOST_BYTES,
     EvaluatedRows,
     PredictionFile,
     class_scores,
+    difference,
     read_predictions,
+    row_score,
     score_errors,
 )
 
@@ -46,6 +49,7 @@ Line = dict[str, Any]
 BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: the result of `WordsComparison.record`
 RETAINED = "retained.json"  # the result of `RetainedScore.record`
 _MOST_BYTES = 1 << 12  # of a comparison
+_Comparison = TypeVar("_Comparison", bound="WordsComparison")
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,20 @@ class WordsComparison:
     low: float | None = None
     high: float | None = None
     skipped: str = ""
+
+    @classmethod
+    def between(
+        cls: type[_Comparison], first: PredictionFile, second: PredictionFile, metric: str
+    ) -> _Comparison:
+        """Return the comparison of two predictions of the same rows: the second minus the first.
+
+        `metric` is a function of sums over rows, or "" for the main score.
+        """
+        score, found = row_score(first.kind, metric), difference(first, second, metric)
+        value = float(score.summarize(score.columns(first.rows).sum(0)))
+        known = len(first.rows) >= FEWEST_ROWS
+        ends = (found.low, found.high) if known else (None, None)
+        return cls(score.name, value, len(first.rows), found.value, *ends)
 
     @property
     def lines(self) -> tuple[str, ...]:

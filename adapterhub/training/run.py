@@ -20,7 +20,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -70,6 +70,12 @@ from adapterhub.loop.trainee import (
 )
 from adapterhub.merging.combine import UpdateRanks, update_ranks
 from adapterhub.methods.common.base import dump_methods, parse_methods
+from adapterhub.pages.evaluation import (
+    LatestPredictions,
+    evaluate_off_and_on,
+    evaluate_rows,
+    with_evaluation_reference,
+)
 from adapterhub.pages.page import (
     BAG_OF_WORDS,
     RETAINED,
@@ -80,16 +86,10 @@ from adapterhub.pages.page import (
     write_page,
 )
 from adapterhub.pages.row_scores import (
-    FEWEST_ROWS,
     PREDICTIONS,
-    EvaluatedRows,
     PredictionFile,
-    difference,
-    outcomes_of,
     read_predictions,
-    row_score,
     row_scores,
-    score_errors,
 )
 from adapterhub.recipe.output_folder import RECIPE, SCHEMA, hold_output, writing
 from adapterhub.recipe.recipe import (
@@ -108,7 +108,7 @@ from adapterhub.speed.compiled_layers import check_installed, compiled_layers, l
 from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun, frozen_layers
 from adapterhub.speed.head_loss import WRITES_TEXT, choose_head_loss
 from adapterhub.status import doing
-from adapterhub.tasks import Encoded, Prediction, Setting, Task, dump_task, parse_task
+from adapterhub.tasks import Encoded, Setting, dump_task, parse_task
 from adapterhub.tasks.common.batches import Loss, corrected_loss
 from adapterhub.tasks.common.infer_task import DEFAULT
 from adapterhub.training.calibration import STARTS, calibrate_run
@@ -127,7 +127,7 @@ from adapterhub.training.loading import (
 )
 from adapterhub.training.run_data import RunData, check_attached, check_recipe
 from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
-from adapterhub.training.task_mixture import MixedRows, TaskRows, mixed_order
+from adapterhub.training.task_mixture import MixedRows, mixed_order
 from adapterhub.training.word_baseline import compare_with_words
 
 MOST_STEPS = 10**9  # per run: its record is checked before it begins
@@ -343,50 +343,45 @@ def _evaluate(
     options, record = prepared.options, latest.predictions if latest else None
     if record is not None:
         record.clear()
-    with divided_evaluation(sharded=bool(options.shard), together=options.tensor_parallel):
+    with _divided(prepared):
         size = options.eval_batch_size
         return prepared.data.task.evaluate(prepared.model, rows, size, record)
+
+
+def _divided(prepared: PreparedRun) -> AbstractContextManager[None]:
+    """Divide the batches of an evaluation over the processes of the run."""
+    options = prepared.options
+    return divided_evaluation(sharded=bool(options.shard), together=options.tensor_parallel)
 
 
 def _tested(
     prepared: PreparedRun,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]], PredictionFile | None]:
     """Evaluate the best tensors on the test rows: metrics, their errors, and predictions."""
-    rows = prepared.rows.test
+    rows, size = prepared.rows.test, prepared.options.eval_batch_size
     if rows is None:
         return {}, {}, None
-    latest = LatestPredictions(prepared.data.task, rows)
-    with torch.no_grad(), doing(f"testing on {len(prepared.data.test):,} rows"):
-        metrics = from_main(_evaluate(prepared, rows, latest))
-    metrics = {name: float(value) for name, value in metrics.items()}
-    return metrics, _error_records(latest, metrics), latest.file(0)
+    testing = doing(f"testing on {len(prepared.data.test):,} rows")
+    with torch.no_grad(), testing, _divided(prepared):
+        found = evaluate_rows(prepared.model, rows, size)
+    metrics = {name: float(value) for name, value in from_main(found.metrics).items()}
+    return metrics, {name: e.record() for name, e in found.errors.items()}, found.outcomes
 
 
 def _retained(prepared: PreparedRun) -> RetainedScore | None:
     """Score the best tensors on the rows of `data.retain`, with the adapter off and on."""
-    data, model = prepared.data, prepared.model
+    data, model, size = prepared.data, prepared.model, prepared.options.eval_batch_size
     if not data.retain:
         return None
     rows = data.task.encode(data.retain, prepared.rows.evaluation.setting, labelled=True)
-    if data.task.evaluates_with_reference:
-        with only_foundations(model):
-            rows = data.task.with_reference(model, rows, prepared.options.eval_batch_size)
-    files = []
-    for context in (only_foundations(model), nullcontext()):
-        latest = LatestPredictions(data.task, rows)
-        with torch.no_grad(), doing(f"scoring {len(data.retain):,} rows to retain"), context:
-            from_main(_evaluate(prepared, rows, latest))
-        files.append(latest.file(0))
-    off, on = files
+    with torch.no_grad():
+        rows = with_evaluation_reference(model, rows, size)
+        with _divided(prepared):
+            off, on = (each.outcomes for each in evaluate_off_and_on(model, rows, size))
     if off is None or on is None:
         return None
     # The loss shows what is forgotten long before generated answers do.
-    metric = "loss" if "loss" in row_scores(off.kind) else ""
-    score, found = row_score(off.kind, metric), difference(off, on, metric)
-    value = float(score.summarize(score.columns(off.rows).sum(0)))
-    known = len(off.rows) >= FEWEST_ROWS
-    ends = (found.low, found.high) if known else (None, None)
-    return RetainedScore(score.name, value, len(off.rows), found.value, *ends)
+    return RetainedScore.between(off, on, "loss" if "loss" in row_scores(off.kind) else "")
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
@@ -608,33 +603,6 @@ def first_batches(prepared: PreparedRun) -> Trial:
 
 _FIRST = 1.0  # estimated seconds of the first page, including the import of matplotlib
 _SHARE = 0.05  # maximum share of the run's time for its pages
-
-
-@dataclass
-class LatestPredictions:
-    """The predictions of the latest evaluation, of one task or of several tasks in order."""
-
-    task: Task
-    data: Encoded
-    predictions: list[Prediction] = field(default_factory=list)
-
-    def file(self, step: int) -> PredictionFile | None:
-        """Return the predictions file of a step."""
-        labels = self.data.setting.labels
-        return outcomes_of(self.task, self.data.examples, self.predictions, labels, step)
-
-    def errors(self, metrics: Mapping[str, float]) -> dict[str, ScoreError]:
-        """Return the errors of the scores of the latest evaluation."""
-        parts, start = dict[str, EvaluatedRows](), 0
-        complete = len(self.predictions) == len(self.data.examples)
-        for part in self.data.parts:
-            end = start + len(part.examples)
-            own, labels = self.predictions[start:end], part.setting.labels
-            file = outcomes_of(part.task, part.examples, own, labels, 0) if complete else None
-            before = f"{part.name}/" if isinstance(part, TaskRows) else ""
-            parts[before] = EvaluatedRows(end - start, file)
-            start = end
-        return score_errors(metrics, parts)
 
 
 class RunPage(Reporter):

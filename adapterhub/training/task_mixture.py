@@ -53,6 +53,11 @@ class TaskRows(Encoded):
     name: str
     switch: TaskSwitch
 
+    @property
+    def score_prefix(self) -> str:
+        """The task's name and a slash."""
+        return f"{self.name}/"
+
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
         """Return the model inputs for some rows, and apply the task's head."""
         self.switch.enter(self.name)

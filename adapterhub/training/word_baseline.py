@@ -15,13 +15,7 @@ from typing import Any
 
 from adapterhub.data.examples import Example, data_hash
 from adapterhub.pages.page import WordsComparison
-from adapterhub.pages.row_scores import (
-    FEWEST_ROWS,
-    PredictionFile,
-    difference,
-    row_score,
-    row_scores,
-)
+from adapterhub.pages.row_scores import PredictionFile, row_score, row_scores
 from adapterhub.training.run_data import RunData
 
 MOST_FITTED = 20_000  # rows: more would add cost, but little to a baseline
@@ -118,10 +112,4 @@ def compare_with_words(
         row | {name: values[n] for name, values in columns.items()}
         for n, row in enumerate(found.rows)
     ]
-    words = replace(found, rows=outcomes)
-    summarized = row_score(found.kind, score)
-    value = float(summarized.summarize(summarized.columns(outcomes).sum(0)))
-    pair = difference(words, found, score)
-    known = len(outcomes) >= FEWEST_ROWS
-    ends = (pair.low, pair.high) if known else (None, None)
-    return WordsComparison(score, value, len(outcomes), pair.value, *ends)
+    return WordsComparison.between(replace(found, rows=outcomes), found, score)

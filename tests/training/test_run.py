@@ -18,13 +18,13 @@ from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import Evaluated, Reporter, Timing, one_class, verdict
+from adapterhub.pages.evaluation import LatestPredictions
 from adapterhub.pages.page import PAGE, recorded_words
 from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.training import run as running
 from adapterhub.training.loading import make_ready
 from adapterhub.training.run import (
-    LatestPredictions,
     PreparedRun,
     RunPage,
     begun_epochs,

@@ -181,6 +181,11 @@ class Encoded:
         """The rows, split by task; a run with one task returns only itself."""
         return (self,)
 
+    @property
+    def score_prefix(self) -> str:
+        """The start of the names of the scores of these rows; "" unless a run has several tasks."""
+        return ""
+
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
         """Return the model inputs for some rows, padded to the longest: (batch, tokens).
 
