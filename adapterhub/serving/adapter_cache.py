@@ -155,22 +155,22 @@ class ServedAdapters:
     def find(self, source: Source) -> Future[ServedAdapter]:
         """Return the adapter of a reference, loaded or being loaded."""
         with self.lock:
-            found = self._by_source.get(source)
-            if found is not None and not (found.done() and _is_gone(found)):
-                return found
-            found = self._by_source[source] = self._loader.submit(self._load, source)
-        found.add_done_callback(lambda each: self._forget_failed(source, each))
-        return found
+            loading = self._by_source.get(source)
+            if loading is not None and not (loading.done() and _is_gone(loading)):
+                return loading
+            loading = self._by_source[source] = self._loader.submit(self._load, source)
+        loading.add_done_callback(lambda each: self._forget_failed(source, each))
+        return loading
 
     def loaded(self) -> dict[Source, ServedAdapter]:
         """Return the adapters in memory, by the references used to request them."""
         with self.lock:
             return {s: f.result() for s, f in self._by_source.items() if not _is_gone(f)}
 
-    def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
+    def _forget_failed(self, source: Source, loading: Future[ServedAdapter]) -> None:
         """Forget a reference that does not resolve, so that clients' names do not accumulate."""
         with self.lock:
-            if not _is_loaded(found) and self._by_source.get(source) is found:
+            if not _is_loaded(loading) and self._by_source.get(source) is loading:
                 del self._by_source[source]
 
     def begin_use(self, served: ServedAdapter) -> bool:
@@ -227,8 +227,8 @@ class ServedAdapters:
             stays, with a warning.
         """
         with self.lock:
-            known = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
-        loaded = [(source, found) for source, found in known if _is_loaded(found)]
+            futures = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
+        loaded = [(source, loading) for source, loading in futures if _is_loaded(loading)]
         try:
             published = self.published() if loaded else {}
         except (RegistryError, FileError) as error:
@@ -236,9 +236,9 @@ class ServedAdapters:
             warn_user(f"the registry is not read: {error.problem}")
             published = None
         moved = [
-            self._loader.submit(self._refreshed, source, found)
-            for source, found in loaded
-            if self._may_have_moved(source, found.result(), published)
+            self._loader.submit(self._refreshed, source, loading)
+            for source, loading in loaded
+            if self._may_have_moved(source, loading.result(), published)
         ]
         return sum(each.result() for each in moved)
 
@@ -249,12 +249,12 @@ class ServedAdapters:
             RegistryError: it cannot be read.
         """
         self._registry = self._registry or registry_at(self.registry)
-        found: dict[str, list[Entry]] = {}
+        entries: dict[str, list[Entry]] = {}
         for path, contents in self._registry.everything(self.among).items():
             own = [e for e in contents.entries if self.among in (None, e.backbone, e.fingerprint)]
             if own:
-                found.setdefault(path.rpartition("/")[2], []).extend(own)
-        return found
+                entries.setdefault(path.rpartition("/")[2], []).extend(own)
+        return entries
 
     def _may_have_moved(
         self, source: AdapterSource, old: ServedAdapter, published: dict[str, list[Entry]] | None
@@ -352,8 +352,8 @@ class ServedAdapters:
             ),
         )
         # Equal bytes under another reference make another adapter: answers name their reference.
-        asked = sha256(pulled.reference.encode()).hexdigest()[:8]
-        name = "-".join(filter(None, (pulled.digest, asked, source.head, source.task)))
+        reference = sha256(pulled.reference.encode()).hexdigest()[:8]
+        name = "-".join(filter(None, (pulled.digest, reference, source.head, source.task)))
         with self.lock:
             if (served := self._by_name.get(name)) is not None:
                 served.stale = False
@@ -412,13 +412,13 @@ class ServedAdapters:
             return leaving
 
 
-def _is_loaded(found: Future[ServedAdapter]) -> bool:
-    return found.done() and not found.cancelled() and found.exception() is None
+def _is_loaded(loading: Future[ServedAdapter]) -> bool:
+    return loading.done() and not loading.cancelled() and loading.exception() is None
 
 
-def _is_gone(found: Future[ServedAdapter]) -> bool:
+def _is_gone(loading: Future[ServedAdapter]) -> bool:
     """Return whether to resolve a reference again: it failed, or its adapter was removed."""
-    return not _is_loaded(found) or found.result().gone
+    return not _is_loaded(loading) or loading.result().gone
 
 
 def _ignore(done: Future[Any]) -> None:
@@ -651,9 +651,9 @@ class ServedModels:
         location = (backbone, None)
         for kind in _GENERATORS:
             auto = TASK_MODELS[kind].auto
-            for (place, name, _, alone), known in self.classes.items():
+            for (place, name, _, alone), own in self.classes.items():
                 if (place, name, alone) == (location, auto, None):
-                    return _bare(known, kind)
+                    return _bare(own, kind)
         form: Any = {"dtype": self.dtype, "quantize": self.quantize}
         try:
             kind, loaded = _GENERATORS[0], load_backbone(backbone, task=_GENERATORS[0], **form)

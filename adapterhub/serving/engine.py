@@ -101,7 +101,7 @@ class _Request:
 
 
 @dataclass(eq=False)
-class _Asked:
+class _PendingRequest:
     """A request for an adapter that may have to be loaded first.
 
     `size` is its approximate number of tokens. `queue` queues it once the adapter is loaded, and
@@ -168,7 +168,7 @@ class ServingEngine:
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._pending: set[_Asked] = set()  # requests whose adapter is being loaded
+        self._pending: set[_PendingRequest] = set()  # requests whose adapter is being loaded
         self._generators = TextGenerators(
             batch_tokens, cache_tokens, self._between_steps, self.counts
         )
@@ -235,7 +235,7 @@ class ServingEngine:
     def submit(
         self,
         adapter: str | AdapterSource | None,
-        given: Any,
+        value: Any,
         deadline: float | None = None,
         *,
         truncate: bool = True,
@@ -249,7 +249,7 @@ class ServingEngine:
         Args:
             adapter: a reference, a folder, or one of their heads; None: the embedding of the
                 backbone without an adapter.
-            given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
+            value: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
             deadline: the seconds from now after which the answer is useless.
             truncate: cut an input that exceeds the adapter's longest input; otherwise it is an
                 error.
@@ -265,11 +265,11 @@ class ServingEngine:
 
         def queue(served: ServedAdapter) -> None:
             try:
-                encoded = served.model.encode(given, served)
+                encoded = served.model.encode(value, served)
             except EmptyInputError:
                 if not keep_empty:
                     raise
-                _answer_empty(future, served, given)
+                _answer_empty(future, served, value)
                 return
             request = _Request(future, served, encoded, encoded.size, ends)
             future.reference, future.digest = served.reference, served.digest
@@ -280,7 +280,9 @@ class ServingEngine:
 
         self._admit(deadline)
         source = _source(adapter, BareBackbone.VECTORS)
-        self._accept(_Asked(source, _about(given), queue, lambda error: _fail(future, error)))
+        self._accept(
+            _PendingRequest(source, _about(value), queue, lambda error: _fail(future, error))
+        )
         return future
 
     def generate(
@@ -308,12 +310,14 @@ class ServingEngine:
             OverloadedError: the queue is full.
             StoppedError: the engine was closed, or its thread died.
         """
-        generation, how = TextGeneration(), options or GenerationOptions()
+        generation, chosen = TextGeneration(), options or GenerationOptions()
         ends = None if deadline is None else time.monotonic() + deadline
-        seed = secrets.randbits(63) if how.seed is None else how.seed
+        seed = secrets.randbits(63) if chosen.seed is None else chosen.seed
 
         def queue(served: ServedAdapter) -> None:
-            request = self._text_request(generation, served, prompt, NextToken(how, seed, 0), ends)
+            request = self._text_request(
+                generation, served, prompt, NextToken(chosen, seed, 0), ends
+            )
             request.generation_time = generation_time
             generation.reference, generation.digest = served.reference, served.digest
 
@@ -326,7 +330,7 @@ class ServingEngine:
 
         self._admit(deadline)
         source = _source(adapter, BareBackbone.TEXTS)
-        self._accept(_Asked(source, _about(prompt), queue, generation.finish))
+        self._accept(_PendingRequest(source, _about(prompt), queue, generation.finish))
         return generation
 
     def _text_request(
@@ -460,44 +464,44 @@ class ServingEngine:
 
     # In the threads that submit, and in the one that loads
 
-    def _accept(self, asked: _Asked) -> None:
+    def _accept(self, request: _PendingRequest) -> None:
         """Queue a request now, or once its adapter is loaded."""
-        found = self.adapters.find(asked.source)
-        if found.done():
-            self._with_adapter(found, asked)
+        loading = self.adapters.find(request.source)
+        if loading.done():
+            self._with_adapter(loading, request)
             return
         with self._changed:
-            self._pending.add(asked)
-            self._queued += asked.size
+            self._pending.add(request)
+            self._queued += request.size
 
-        def loaded(found: Future[ServedAdapter]) -> None:
+        def loaded(loading: Future[ServedAdapter]) -> None:
             try:
-                self._with_adapter(found, asked)
+                self._with_adapter(loading, request)
             finally:
                 with self._changed:
-                    self._pending.discard(asked)
-                    self._queued -= asked.size
+                    self._pending.discard(request)
+                    self._queued -= request.size
                     self._changed.notify_all()
 
-        found.add_done_callback(loaded)
+        loading.add_done_callback(loaded)
 
-    def _with_adapter(self, found: Future[ServedAdapter], asked: _Asked) -> None:
+    def _with_adapter(self, loading: Future[ServedAdapter], request: _PendingRequest) -> None:
         try:
-            served = found.result()
+            served = loading.result()
             if not self.adapters.begin_use(served):  # it was just evicted
-                self._accept(asked)
+                self._accept(request)
                 return
         except CancelledError:  # the load of its adapter was cancelled
-            asked.fail(self._stopped or StoppedError("the engine is closed"))
+            request.fail(self._stopped or StoppedError("the engine is closed"))
             return
         except BaseException as error:  # an error of the adapter
-            asked.fail(error)
+            request.fail(error)
             return
         try:
-            asked.queue(served)
+            request.queue(served)
         except BaseException as error:
             self.adapters.end_use(served)
-            asked.fail(error)
+            request.fail(error)
 
     def _between_batches(self, function: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -642,14 +646,14 @@ class ServingEngine:
     def _computed(self, batch: Sequence[_Request]) -> list[Answer]:
         """Return an answer for each request; a batch that fails is retried in halves."""
         model = batch[0].served.model
-        seen = model.model.register_forward_pre_hook(self._progress.note)
+        hook = model.model.register_forward_pre_hook(self._progress.note)
         try:
             return model.compute([(r.served, r.encoded) for r in batch])
         except Exception as error:
             out_of_memory = is_out_of_memory(error)
             failed: Answer = _too_large(batch[0], error) if out_of_memory else error
         finally:
-            seen.remove()
+            hook.remove()
         if out_of_memory and torch.cuda.is_available():
             torch.cuda.empty_cache()
         if len(batch) == 1:
@@ -686,8 +690,8 @@ class ServingEngine:
         for request in requests:
             self.adapters.end_use(request.served)
             _fail(request.future, error)
-        for asked in pending:
-            asked.fail(error)
+        for each in pending:
+            each.fail(error)
         self._generators.fail(error)
         for _, job in jobs:
             _fail(job, error)
@@ -699,9 +703,9 @@ def _source(adapter: str | Source | None, bare: BareBackbone) -> Source:
     return AdapterSource(adapter) if isinstance(adapter, str) else adapter
 
 
-def _about(given: Any) -> int:
+def _about(value: Any) -> int:
     """Return the approximate number of tokens of an input that is not encoded yet."""
-    return len(str(given)) // _CHARACTERS + 2
+    return len(str(value)) // _CHARACTERS + 2
 
 
 def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
@@ -715,9 +719,9 @@ def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
             raise
 
 
-def _answer_empty(future: ServedFuture, served: ServedAdapter, given: Any) -> None:
+def _answer_empty(future: ServedFuture, served: ServedAdapter, value: Any) -> None:
     """Answer an input without a text."""
-    example = read_example(given, served.predictor.task, served.predictor.data)
+    example = read_example(value, served.predictor.task, served.predictor.data)
     future.reference, future.digest = served.reference, served.digest
     if future.set_running_or_notify_cancel():
         future.set_result(served.predictor.task.printed(example, NoPrediction()))

@@ -89,26 +89,26 @@ class ConvertedAdapters:
             OutputError: the cache cannot be written.
         """
         self.allowed.find(name)
-        known = self._found.get(name)
-        if known is not None and is_unchanged(known.folder.parent):
-            return known
+        earlier = self._found.get(name)
+        if earlier is not None and is_unchanged(earlier.folder.parent):
+            return earlier
         # A parsed reference ignores a folder of the same name in the working directory.
-        asked = known.reference if known else parse_reference(name)
-        fetched = pull_verified(asked, registry=self.registry)
+        reference = earlier.reference if earlier else parse_reference(name)
+        fetched = pull_verified(reference, registry=self.registry)
         if fetched.digest is None:
             raise MismatchError(
                 f"{name} is another library's adapter, whose backbone is not known by its weights",
                 hint=f"adapterhub import {name}, and publish the result",
             )
-        if known is not None and known.digest != fetched.digest:
-            raise MismatchError(f"{known.reference} is another adapter than before")
-        found = self._cached(base, fetched, fetched.digest)
-        if found is None:
+        if earlier is not None and earlier.digest != fetched.digest:
+            raise MismatchError(f"{earlier.reference} is another adapter than before")
+        converted = self._cached(base, fetched, fetched.digest)
+        if converted is None:
             with self._converting:  # one at a time: each may need the weights of the backbone
-                found = self._cached(base, fetched, fetched.digest)
-                found = found or self._converted(base, fetched, fetched.digest)
-        self._found[name] = found
-        return found
+                converted = self._cached(base, fetched, fetched.digest)
+                converted = converted or self._converted(base, fetched, fetched.digest)
+        self._found[name] = converted
+        return converted
 
     def _cached(self, base: str, fetched: Fetched, digest: str) -> ConvertedAdapter | None:
         path = self._files().find(self._key(digest))
@@ -165,5 +165,5 @@ def is_unchanged(folder: Path) -> bool:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / _RECORD).read_bytes())
-    return found
+    record: dict[str, Any] = json.loads((folder / _RECORD).read_bytes())
+    return record

@@ -85,14 +85,14 @@ class ServeOptions:
         return is_loopback_address(self.host)
 
 
-def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptions:
+def read_serve_options(file: str | None, flags: Mapping[str, Any]) -> ServeOptions:
     """Read the options of a file, overridden by the given ones.
 
     Raises:
         ConfigError: the file cannot be read, or options are not valid.
     """
     data = load_yaml(file) if file else {}
-    options = from_dict(ServeOptions, {**data, **given})
+    options = from_dict(ServeOptions, {**data, **flags})
     problems = [
         f"{name}: {getattr(options, name)!r} is not a time such as 30s or 5m"
         for name in _TIMES

@@ -150,11 +150,11 @@ class Replica:
                 while not messages.empty():
                     batch.append(messages.get_nowait())
                 ended = batch[-1] is None
-                found = [each for each in batch if each is not None]
-                if model and any(each.get("status") == 200 for each in found):
+                parts = [each for each in batch if each is not None]
+                if model and any(each.get("status") == 200 for each in parts):
                     await self.note(model)
-                if found:
-                    yield found
+                if parts:
+                    yield parts
             task.result()
         finally:
             task.cancel()
@@ -220,10 +220,10 @@ class ReplicaEngine:
         except Exception:  # Ray raises various classes while it replaces a replica
             return False
 
-    def all(self, method: str, *given: Any) -> list[Any]:
+    def all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all replicas, and return their results."""
-        found: list[Any] = self.handle.broadcast(method, *given).results(timeout_s=_LOOKING)
-        return found
+        results: list[Any] = self.handle.broadcast(method, *arguments).results(timeout_s=_LOOKING)
+        return results
 
     def close(self, seconds: float = 0.0) -> None:
         """Remove the replicas."""
@@ -282,10 +282,10 @@ class Front:
 
     async def to_all(self, call: Call) -> Response:
         """Forward a request that changes something to each replica; return the first answer."""
-        given = "answer_whole", _scope(call), call.raw_body
-        found = await asyncio.to_thread(self.engine.all, *given)
-        failed = [each for each in found if each[0]["status"] >= 400]
-        return _whole((failed or found)[0])
+        arguments = "answer_whole", _scope(call), call.raw_body
+        answers = await asyncio.to_thread(self.engine.all, *arguments)
+        failed = [each for each in answers if each[0]["status"] >= 400]
+        return _whole((failed or answers)[0])
 
     async def metrics(self, call: Call) -> Response:
         """Return the metrics of all replicas."""
@@ -385,8 +385,8 @@ def adapter_hint(path_params: Mapping[str, str], body: bytes) -> str:
     Ray Serve prefers a replica that holds it. A wrong guess does not change the answer.
     """
     named = next((path_params[n] for n in ("reference", "name", "model") if n in path_params), "")
-    if not named and (found := _MODEL.search(body)):
-        named = found[1].decode(errors="replace")
+    if not named and (match := _MODEL.search(body)):
+        named = match[1].decode(errors="replace")
     return named[:512]
 
 
@@ -443,11 +443,11 @@ class ReplicaNumbers(Collector):
         """Yield each metric of all replicas."""
         families: dict[str, Metric] = {}
         for replica, text in self.texts.items():
-            for found in text_string_to_metric_families(text):
+            for own in text_string_to_metric_families(text):
                 family = families.setdefault(
-                    found.name, Metric(found.name, found.documentation, found.type)
+                    own.name, Metric(own.name, own.documentation, own.type)
                 )
-                for sample in found.samples:
+                for sample in own.samples:
                     labels = {**sample.labels, "replica": replica}
                     family.add_sample(sample.name, labels, sample.value)
         yield from families.values()

@@ -234,13 +234,13 @@ class ServedModel(Protocol):
     def measure(self) -> None:
         """Measure the limits unless they are known. Called between batches."""
 
-    def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
+    def encode(self, value: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
 
     def batch_key(self, served: ServedAdapter) -> Hashable:
         """Return the key shared by requests that may be in one batch."""
 
-    def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
+    def compute(self, requests: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
         """Return an answer for each request, or the error of that request."""
 
     def detach(self, served: ServedAdapter) -> None:
@@ -370,8 +370,8 @@ class StateHead:
         with without_gradients():
             expected = [self.model(**batch) for batch in batches]
             base.forward = self.given
-            found = [self(model(**batch), batch) for batch in batches]
-        for own, whole in zip(found, expected, strict=True):
+            results = [self(model(**batch), batch) for batch in batches]
+        for own, whole in zip(results, expected, strict=True):
             tensors = {name: value for name, value in whole.items() if isinstance(value, Tensor)}
             compared = same(tensors, own, model.dtype)
             if own.keys() != tensors.keys() or not compared:
@@ -382,8 +382,8 @@ class StateHead:
         short, long = (batch[MASK].shape[1] for batch in batches)
         self.by_token = frozenset(
             name
-            for name, value in found[1].items()
-            if value.ndim > 1 and (found[0][name].shape[1], value.shape[1]) == (short, long)
+            for name, value in results[1].items()
+            if value.ndim > 1 and (results[0][name].shape[1], value.shape[1]) == (short, long)
         )
 
     def __call__(self, states: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -431,9 +431,9 @@ class SharedBody:
                 self.limits = measure_limits(run, _OTHER_TOKENS)
         self.measured = True
 
-    def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
+    def encode(self, value: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
-        example = read_example(given, served.predictor.task, served.predictor.data)
+        example = read_example(value, served.predictor.task, served.predictor.data)
         with self.encoding:
             return encode_rows(example, served.predictor, served.virtual)
 
@@ -445,20 +445,20 @@ class SharedBody:
         """
         return id(self), -(-served.virtual // _PROMPTS)
 
-    def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
+    def compute(self, requests: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
         """Compute the rows of all requests at once, then each head on its rows."""
-        order = by_kind([served.kinds for served, _ in asked])
-        answers = self._computed([asked[number] for number in order])
-        return [answers[order.index(number)] for number in range(len(asked))]
+        order = by_kind([served.kinds for served, _ in requests])
+        answers = self._computed([requests[number] for number in order])
+        return [answers[order.index(number)] for number in range(len(requests))]
 
-    def _computed(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
-        own = [[row for rows in request.rows for row in rows] for _, request in asked]
-        names = [s.row for (s, _), rows in zip(asked, own, strict=True) for _ in rows]
+    def _computed(self, requests: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
+        own = [[row for rows in request.rows for row in rows] for _, request in requests]
+        names = [s.row for (s, _), rows in zip(requests, own, strict=True) for _ in rows]
         inputs = pad(list(chain(*own)), self.tokenizer, self.tokenizer.padding_side)
         batch = on_device(inputs, self.model, self.model.device)
         ends = list(accumulate(map(len, own)))
         by_head: dict[StateHead | None, list[int]] = {}
-        for number, (served, _) in enumerate(asked):
+        for number, (served, _) in enumerate(requests):
             by_head.setdefault(served.head, []).append(number)
         answers: dict[int, Answer] = {}
         with without_gradients():
@@ -466,25 +466,25 @@ class SharedBody:
                 states = self.model(**batch)
             for head, numbers in by_head.items():
                 rows = [n for i in numbers for n in range(ends[i] - len(own[i]), ends[i])]
-                some = [asked[i] for i in numbers]
+                some = [requests[i] for i in numbers]
                 of_head = self._answers(head, some, *_rows_of_output(states, batch, rows))
                 answers |= dict(zip(numbers, of_head, strict=True))
-        return [answers[number] for number in range(len(asked))]
+        return [answers[number] for number in range(len(requests))]
 
     def _answers(
         self,
         head: StateHead | None,
-        asked: Sequence[tuple[ServedAdapter, EncodedInput]],
+        requests: Sequence[tuple[ServedAdapter, EncodedInput]],
         states: Any,
         inputs: Mapping[str, Tensor],
     ) -> Iterator[Answer]:
         """Yield the answers to the requests of one head, given their rows."""
-        counts = [sum(map(len, request.rows)) for _, request in asked]
-        names = [s.name for (s, _), rows in zip(asked, counts, strict=True) for _ in range(rows)]
+        counts = [sum(map(len, request.rows)) for _, request in requests]
+        names = [s.name for (s, _), rows in zip(requests, counts, strict=True) for _ in range(rows)]
         fields, classes = _head_outputs(head, states, inputs, names)
         by_token = (head.by_token or frozenset()) if head else _STATES
         left, first = self.tokenizer.padding_side == "left", 0
-        for (served, request), rows in zip(asked, counts, strict=True):
+        for (served, request), rows in zip(requests, counts, strict=True):
             mine = {name: value[first : first + rows] for name, value in fields.items()}
             if classes[first] is not None and "logits" in mine:
                 mine["logits"] = mine["logits"][..., : classes[first]]
@@ -592,9 +592,9 @@ class ClassModel:
     def measure(self) -> None:
         """Do nothing: the cost of a batch depends on the task."""
 
-    def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
+    def encode(self, value: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
-        example = read_example(given, served.predictor.task, served.predictor.data)
+        example = read_example(value, served.predictor.task, served.predictor.data)
         with self.encoding:
             return encode_input(example, served.predictor)
 
@@ -602,17 +602,17 @@ class ClassModel:
         """Return a key for each adapter."""
         return id(served)
 
-    def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
+    def compute(self, requests: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
         """Activate the adapter, and predict."""
-        served = asked[0][0]
+        served = requests[0][0]
         activate(self.model, served.name)
-        examples = [request.example for _, request in asked]
+        examples = [request.example for _, request in requests]
         if self._prefix is None or self._prefix[0] is not served:
             self._prefix = served, PrefixStore()
         with keeping_prefix(self._prefix[1]):
             predictions = self._predictor(served).predict_examples(examples, len(examples))
         answers: list[Answer] = []
-        for (each, request), prediction in zip(asked, predictions, strict=True):
+        for (each, request), prediction in zip(requests, predictions, strict=True):
             answer = each.answer(request, prediction)
             answers.append(answer if all(_numbers_are_finite(answer)) else numbers_not_finite(each))
         return answers

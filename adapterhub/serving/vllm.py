@@ -98,20 +98,20 @@ def resolver_of(settings: ResolverSettings) -> Any:
         async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
             """Return the LoRA of a reference; log a line and return None if it is not found."""
             try:
-                found = await asyncio.to_thread(adapters.find, base_model_name, lora_name)
+                adapter = await asyncio.to_thread(adapters.find, base_model_name, lora_name)
             except AdapterhubError as error:
                 _LOG.warning("no LoRA for %.100r: %s", lora_name, error)
                 return None
-            _LOG.info("%.100r is %s, sha256 %.12s", lora_name, found.reference, found.digest)
-            for note in found.notes:
-                _LOG.warning("%s: %s", found.reference, note)
-            options = {"is_3d_lora_weight": True} if found.stacked else {}
+            _LOG.info("%.100r is %s, sha256 %.12s", lora_name, adapter.reference, adapter.digest)
+            for note in adapter.notes:
+                _LOG.warning("%s: %s", adapter.reference, note)
+            options = {"is_3d_lora_weight": True} if adapter.stacked else {}
             if not hasattr(LoRARequest, "is_3d_lora_weight"):  # before vLLM 0.24
                 options = {}
             return LoRARequest(
                 lora_name=lora_name,
-                lora_int_id=int_id(found.digest),
-                lora_path=str(found.folder),
+                lora_int_id=int_id(adapter.digest),
+                lora_path=str(adapter.folder),
                 **options,
             )
 

@@ -131,13 +131,13 @@ class TextRequest:
         """Add the scores of all prompt tokens but the first."""
         ids = self.prompt.ids
         texts = texts_of_tokens(self.pieces.tokenizer, ids)
-        known = {i: self.pieces.decode_all([i]) for each in scored for i, _ in each.alternatives}
+        decoded = {i: self.pieces.decode_all([i]) for each in scored for i, _ in each.alternatives}
         self.generation.prompt = (
             PromptToken(ids[0], texts[0]),
             *(
                 PromptToken(
                     token, text, own.logprob, own.rank,
-                    tuple((i, known[i], value) for i, value in own.alternatives),
+                    tuple((i, decoded[i], value) for i, value in own.alternatives),
                 )
                 for token, text, own in zip(ids[1:], texts[1:], scored, strict=True)
             ),

@@ -56,22 +56,22 @@ class PackedModel:
 
     def problem(self, adapter: Adapter | None) -> str:
         """Return why an adapter's texts cannot be generated in packed steps; "" if they can."""
-        known = "" if adapter is None else repr(adapter.methods)
+        methods = "" if adapter is None else repr(adapter.methods)
         if adapter is not None and (reason := unpackable(adapter)):
             return reason
         if adapter is not None:
             self._know(adapter)
-        if known not in self.problems:
+        if methods not in self.problems:
             try:
-                self.problems[known] = self._tried(adapter)
+                self.problems[methods] = self._tried(adapter)
             except Exception as error:
-                self.problems[known] = f"{type(error).__name__}: {error}"
+                self.problems[methods] = f"{type(error).__name__}: {error}"
                 self.trial = None
-        return self.problems[known]
+        return self.problems[methods]
 
     def _know(self, adapter: Adapter) -> None:
-        known = self.adapters.get(adapter.name)
-        if known is None or known.adapter is not adapter:
+        entry = self.adapters.get(adapter.name)
+        if entry is None or entry.adapter is not adapter:
             self.adapters[adapter.name] = packed_adapter(adapter)
             self.routes.prefixes[adapter.name] = self.adapters[adapter.name].prefix
 
@@ -131,10 +131,10 @@ class PackedModel:
         texts = [[(3 + 7 * i) % vocabulary for i in range(length)] for length in lengths]
         names = [f"{length} tokens" for length in lengths]
         expected = [self._alone(text, name) for text in texts]
-        found = self._packed(texts, name)
+        packed = self._packed(texts, name)
         compared = same(
             dict(zip(names, expected, strict=True)),
-            dict(zip(names, found, strict=True)),
+            dict(zip(names, packed, strict=True)),
             self.model.dtype,
         )
         problems = "; ".join(compared.problems)
@@ -153,20 +153,20 @@ class PackedModel:
         for number, text in enumerate(texts):
             ids = [0] * virtual + list(text[:-_TRIED_STEPS])
             self.trial.add(str(number), ids, salt=f"{name} {number}")
-        found: list[list[Tensor]] = [[] for _ in texts]
+        by_text: list[list[Tensor]] = [[] for _ in texts]
         try:
             for step in range(_TRIED_STEPS):
                 rows = self.trial.schedule()
                 runs = [TokenRun(name, row.tokens, row.first) for row in rows]
                 logits = self.logits(self.trial.inputs(), runs).float()
                 for row, own in zip(rows, logits, strict=True):
-                    found[int(row.name)].append(own)
+                    by_text[int(row.name)].append(own)
                 chosen = [texts[int(row.name)][step - _TRIED_STEPS] for row in rows]
                 self.trial.advance(rows, chosen)
         finally:
             for number in range(len(texts)):
                 self.trial.drop(str(number), share=False)
-        return [torch.stack(each) for each in found]
+        return [torch.stack(each) for each in by_text]
 
 
 @dataclass(eq=False)

@@ -81,10 +81,10 @@ class TextPieces:
         """Add a token, and return the text that is now certain, if any."""
         text = self._held + token.text
         self._waiting.append((len(self.text) + len(text), token))
-        found = [place for place in map(text.find, self.stop) if place >= 0]
-        if found:
+        places = [place for place in map(text.find, self.stop) if place >= 0]
+        if places:
             self.stopped = True
-            return self._given_out(text[: min(found)], "")
+            return self._given_out(text[: min(places)], "")
         kept = max((_overlap(text, stop) for stop in self.stop), default=0)
         return self._given_out(text[: len(text) - kept], text[len(text) - kept :])
 

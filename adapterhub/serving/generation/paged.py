@@ -75,10 +75,10 @@ def _missing() -> Iterator[str]:
             yield f"{_MODULE}.{file}"
             continue
         for name in names:
-            found: Any = module
+            attribute: Any = module
             for part in name.split("."):
-                found = getattr(found, part, None)
-            if found is None:
+                attribute = getattr(attribute, part, None)
+            if attribute is None:
                 yield f"{_MODULE}.{file}.{name}"
 
 

@@ -102,13 +102,13 @@ def _row(example: Any, task: Any, served: ServedAdapter, setting: Setting) -> Ro
             raise empty_error([0], ["the prompt"], 1)
         row: Row = task.encode([example], setting, labelled=False).rows[0]
         return row
-    known = predictor.model.config.get_text_config().vocab_size
+    vocabulary = predictor.model.config.get_text_config().vocab_size
     if served.alone:  # it may have new tokens, which are in the model while it is active
-        known = max(known, len(predictor.tokenizer))
-    if wrong := [each for each in example if not 0 <= each < known]:
+        vocabulary = max(vocabulary, len(predictor.tokenizer))
+    if wrong := [each for each in example if not 0 <= each < vocabulary]:
         raise DataError(
             f"the prompt has the token {wrong[0]}",
-            expected=f"tokens of the backbone, from 0 to {known - 1:,}",
+            expected=f"tokens of the backbone, from 0 to {vocabulary - 1:,}",
             hint="a text",
         )
     return {"input_ids": example, "attention_mask": [1] * len(example)}

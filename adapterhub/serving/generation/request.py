@@ -64,9 +64,11 @@ class GenerationOptions:
             "prompt_logprobs": lambda n: n is None or 0 <= n <= MOST_LOGPROBS,
         }
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        if found := [f"{n} is {values[n]!r}" for n, test in tests.items() if not test(values[n])]:
+        if problems := [
+            f"{n} is {values[n]!r}" for n, test in tests.items() if not test(values[n])
+        ]:
             raise ConfigError(
-                ", ".join(found),
+                ", ".join(problems),
                 expected="max_tokens of 1 or more, a temperature of 0 or more, a top_p above 0 up "
                 "to 1, a top_k of 0 or more, a seed of 64 bits, at most "
                 f"{_MOST_STOPS} stop texts that are not empty, "
@@ -231,12 +233,12 @@ class TextGeneration:
                 return
             self._pieces.append(piece)
             self._changed.notify_all()
-            kept = []
+            listeners = []
             for listener in self._listeners:
                 with suppress(Exception):  # a client that disconnected
                     listener[0](piece)
-                    kept.append(listener)
-            self._listeners = kept
+                    listeners.append(listener)
+            self._listeners = listeners
 
     def finish(self, end: GeneratedText | BaseException) -> bool:
         """End the text; return False if it had already ended."""

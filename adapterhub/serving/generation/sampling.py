@@ -79,7 +79,7 @@ class ChosenToken:
     alternatives: tuple[tuple[int, float], ...] = ()
 
 
-def choose_tokens(logits: Tensor, asked: Sequence[NextToken]) -> list[ChosenToken | None]:
+def choose_tokens(logits: Tensor, requests: Sequence[NextToken]) -> list[ChosenToken | None]:
     """Choose a token for each row of logits, (rows, tokens).
 
     Returns:
@@ -88,29 +88,29 @@ def choose_tokens(logits: Tensor, asked: Sequence[NextToken]) -> list[ChosenToke
     logits = logits.float()
     best, ids = logits.max(dim=-1)
     finite = best.isfinite().tolist()
-    drawn = [n for n, each in enumerate(asked) if each.samples and finite[n]]
+    drawn = [n for n, each in enumerate(requests) if each.samples and finite[n]]
     if drawn:
         ids = ids.clone()
-        ids[drawn] = _sampled(logits[drawn], [asked[n] for n in drawn])
+        ids[drawn] = _sampled(logits[drawn], [requests[n] for n in drawn])
     chosen: list[ChosenToken | None] = [
-        ChosenToken(token) if known else None
-        for token, known in zip(ids.tolist(), finite, strict=True)
+        ChosenToken(token) if usable else None
+        for token, usable in zip(ids.tolist(), finite, strict=True)
     ]
-    for n, each in enumerate(asked):
+    for n, each in enumerate(requests):
         if each.options.logprobs is not None and (token := chosen[n]) is not None:
             chosen[n] = _with_logprobs(token.id, logits[n], each.options.logprobs)
     return chosen
 
 
-def _sampled(logits: Tensor, asked: Sequence[NextToken]) -> Tensor:
+def _sampled(logits: Tensor, requests: Sequence[NextToken]) -> Tensor:
     """Sample a token for each row."""
-    heat = torch.tensor([each.options.temperature for each in asked], device=logits.device)
+    heat = torch.tensor([each.options.temperature for each in requests], device=logits.device)
     scaled = (logits - logits.max(dim=-1, keepdim=True).values) / heat[:, None]
     weights = scaled.softmax(dim=-1).double()
-    for row, each in zip(weights, asked, strict=True):
+    for row, each in zip(weights, requests, strict=True):
         _drop_improbable(row, each.options)
     totals = weights.cumsum(dim=-1)
-    numbers = torch.tensor([[each.number()] for each in asked], device=logits.device).double()
+    numbers = torch.tensor([[each.number()] for each in requests], device=logits.device).double()
     places = torch.searchsorted(totals, numbers * totals[:, -1:], right=True)
     last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(dim=-1)
     return torch.minimum(places[:, 0], last)
@@ -134,6 +134,6 @@ def _drop_improbable(weights: Tensor, options: GenerationOptions) -> None:
 
 def _with_logprobs(token: int, logits: Tensor, count: int) -> ChosenToken:
     scores = logits.log_softmax(dim=-1)
-    found = scores.topk(min(count, len(scores)))
-    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    best = scores.topk(min(count, len(scores)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return ChosenToken(token, float(scores[token]), tuple(pairs))

@@ -64,10 +64,10 @@ class AllowedAdapters:
 
         If there are many, only the first names with the same first letter are compared.
         """
-        known: Iterable[str] = chain(self.named, self.aliases, self.listed)
+        names: Iterable[str] = chain(self.named, self.aliases, self.listed)
         if len(self.named) + len(self.listed) > _NEAR:
-            known = (name for name in known if name[:1] == model[:1])
-        near = (name for name in known if may_ask_for(name, patterns))
+            names = (name for name in names if name[:1] == model[:1])
+        near = (name for name in names if may_ask_for(name, patterns))
         return UnknownAdapterError(model, islice(near, _NEAR))
 
     def shown(self, model: str, reference: str) -> str:
@@ -79,8 +79,8 @@ class AllowedAdapters:
         if reference is None or reference.kind == "folder":
             return False
         name = without_version(reference)
-        known = self.named.get(name)
-        if name not in self.folders and known is not None and known.reference == name:
+        source = self.named.get(name)
+        if name not in self.folders and source is not None and source.reference == name:
             return True  # a version of an adapter named without one
         return any(
             fnmatchcase(name, pattern) and kind_of_pattern(pattern) == reference.kind

@@ -152,8 +152,8 @@ async def generating_facts(call: Call, model: str) -> AdapterFacts:
 
 def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
     """Return the error for an adapter that does not fit; it names the paths that fit."""
-    known = call.service.endpoints
-    paths = [e.shown for e in known if e.example and e.example(facts) is not None]
+    endpoints = call.service.endpoints
+    paths = [e.shown for e in endpoints if e.example and e.example(facts) is not None]
     return WrongShapeError(
         f"{facts.reference} is for {facts.task}, for which {call.request.url.path} has no answer",
         expected=" or ".join(dict.fromkeys(paths)),
@@ -190,15 +190,15 @@ def usage_of(prompt: int, generated: int = 0) -> ModelUsage:
     )
 
 
-def check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> None:
+def check_dimensions(dimensions: int | None, vectors: Sequence[Sequence[float]]) -> None:
     """Reject another vector length, because adapters are not trained for truncated vectors.
 
     Raises:
         RequestError: another length is requested.
     """
-    if wanted is not None and wanted != (length := len(vectors[0])):
+    if dimensions is not None and dimensions != (length := len(vectors[0])):
         raise RequestError(
-            f"vectors of {wanted} numbers; the adapter has not learned shorter ones",
+            f"vectors of {dimensions} numbers; the adapter has not learned shorter ones",
             parameter="dimensions",
             expected=f"{length}, or a request without dimensions",
         )
@@ -207,24 +207,24 @@ def check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> 
 # Inputs
 
 
-def listed_texts(given: Texts) -> list[str]:
+def listed_texts(texts: Texts) -> list[str]:
     """Return one or more texts as a list."""
-    return [given] if isinstance(given, str) else given
+    return [texts] if isinstance(texts, str) else texts
 
 
 async def listed_inputs(
-    call: Call, given: TextsOrTokens, facts: AdapterFacts, parameter: str
+    call: Call, inputs: TextsOrTokens, facts: AdapterFacts, parameter: str
 ) -> list[str]:
     """Return texts, decoded from tokens if necessary, as a list.
 
     Raises:
         RequestError: there are no texts, or the tokens are not tokens of the backbone.
     """
-    if isinstance(given, str):
-        return [given]
-    if not given:
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
         raise RequestError("no input", parameter=parameter, expected="one text or more")
-    items: list[Any] = [given] if isinstance(given[0], int) else list(given)
+    items: list[Any] = [inputs] if isinstance(inputs[0], int) else list(inputs)
     if all(isinstance(each, str) for each in items):
         return items
 
@@ -235,14 +235,14 @@ async def listed_inputs(
     return await call.with_tokenizer(facts, read)
 
 
-def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
+def _text_of(value: Any, facts: AdapterFacts, parameter: str) -> str:
     """Return the text of tokens; reject tokens that the text would not be encoded to."""
     tokenizer = facts.tokenizer
-    if all(0 <= each < len(tokenizer) for each in given):
-        text = written_text(tokenizer, given)
+    if all(0 <= each < len(tokenizer) for each in value):
+        text = written_text(tokenizer, value)
         around = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-        kept = [each for each in given if each not in around]
-        if kept and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
+        own = [each for each in value if each not in around]
+        if own and tokenizer(text, add_special_tokens=False)["input_ids"] == own:
             return text
     raise RequestError(
         "the input has tokens that the backbone does not have",
@@ -269,17 +269,17 @@ async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFact
     if named or len(names) == 1:
         return await fitting_facts(call, named or names[0], fits)
     tried = names if len(names) <= _TRIED else []  # each of them is loaded
-    found = [await _facts_if_fitting(call, each, fits) for each in tried]
-    fitting = [each for each in found if each is not None]
+    every = [await _facts_if_fitting(call, each, fits) for each in tried]
+    fitting = [each for each in every if each is not None]
     adapters = [each for each in fitting if each.source is not None]
     chosen = adapters or fitting  # an adapter rather than the backbone alone
     if len(chosen) == 1:
         return chosen[0]
-    shown = [each.model for each in chosen] or names[:_TRIED]
+    examples = [each.model for each in chosen] or names[:_TRIED]
     raise RequestError(
         "no adapter is named, and not exactly one fits this path",
         parameter="model",
-        expected=f"one of {', '.join(shown)}",
+        expected=f"one of {', '.join(examples)}",
         hint="its name in the field model of the body, or in the header x-adapter",
     )
 

@@ -50,34 +50,34 @@ class InferenceResponse(RootModel[Any]):
 
 
 async def _infer(call: Call) -> Any:
-    asked: InferenceRequest = call.body
+    request: InferenceRequest = call.body
     model = call.values["reference"]
     facts = await call.facts(model)
     for fits, answer in _ANSWERS:
-        if fits(facts, asked):
-            return await answer(call, facts, asked)
+        if fits(facts, request):
+            return await answer(call, facts, request)
     raise wrong_shape(call, facts)
 
 
 async def _answers(
-    call: Call, facts: AdapterFacts, asked: InferenceRequest
+    call: Call, facts: AdapterFacts, request: InferenceRequest
 ) -> tuple[list[dict[str, Any]], bool]:
-    inputs, single = inference_inputs(asked.inputs)
-    return (await call.predict(facts.model, inputs, truncate=asked.truncates)).answers, single
+    inputs, single = inference_inputs(request.inputs)
+    return (await call.predict(facts.model, inputs, truncate=request.truncates)).answers, single
 
 
 # Classes
 
 
 async def _classes(
-    call: Call, facts: AdapterFacts, asked: InferenceRequest
+    call: Call, facts: AdapterFacts, request: InferenceRequest
 ) -> list[list[dict[str, Any]]]:
     own = "sigmoid" if "labels" in printed_names(facts) else "softmax"
     if "value" in printed_names(facts):
         own = "none"
-    refuse_unless(asked.options, {"function_to_apply": (own,)}, acts=("top_k", *FOR_ALL))
-    most = listed_at_most(asked.options, "top_k")
-    answers, _ = await _answers(call, facts, asked)
+    refuse_unless(request.options, {"function_to_apply": (own,)}, acts=("top_k", *FOR_ALL))
+    most = listed_at_most(request.options, "top_k")
+    answers, _ = await _answers(call, facts, request)
     return [
         [{"label": label, "score": score} for label, score in ranked_classes(each)[:most]]
         for each in answers
@@ -85,25 +85,25 @@ async def _classes(
 
 
 async def _zero_shot(
-    call: Call, facts: AdapterFacts, asked: InferenceRequest
+    call: Call, facts: AdapterFacts, request: InferenceRequest
 ) -> list[Any] | list[dict[str, Any]]:
     """Return the probabilities of the labels in a request.
 
     The labels are the adapter's own, or become hypotheses for an adapter trained on textual
     entailment (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
     """
-    known = ("candidate_labels", "multi_label", "hypothesis_template", *FOR_ALL)
-    refuse_unless(asked.options, {}, acts=known)
-    labels = _candidates(asked.options)
-    texts, single = inference_inputs(asked.inputs)
+    options = ("candidate_labels", "multi_label", "hypothesis_template", *FOR_ALL)
+    refuse_unless(request.options, {}, acts=options)
+    labels = _candidates(request.options)
+    texts, single = inference_inputs(request.inputs)
     if not all(isinstance(each, str) for each in texts):
         raise RequestError("a pair of texts", parameter="inputs", expected="a text, or several")
     entails = next((n for n in facts.labels if n.lower().startswith(_ENTAILS)), None)
     if facts.texts == 2 and entails is not None:
-        found = await _entailed(call, facts, texts, labels, entails, asked.options)
+        scores = await _entailed(call, facts, texts, labels, entails, request.options)
     else:
-        found = await _own_labels(call, facts, texts, labels, asked.options)
-    ranked = [_ranked(labels, each) for each in found]
+        scores = await _own_labels(call, facts, texts, labels, request.options)
+    ranked = [_ranked(labels, each) for each in scores]
     return ranked[0] if single else ranked
 
 
@@ -116,12 +116,12 @@ async def _own_labels(
 ) -> list[list[float]]:
     """Return the probabilities of labels that the adapter was trained on."""
     answers = (await call.predict(facts.model, texts)).answers if gives_classes(facts) else []
-    known = answers[0]["scores"] if answers else {}
-    if unknown := [each for each in labels if each not in known]:
+    own = answers[0]["scores"] if answers else {}
+    if unknown := [each for each in labels if each not in own]:
         raise RequestError(
             f"{facts.reference} was not trained for the label {unknown[0][:40]!r}",
             parameter="candidate_labels",
-            expected=", ".join(list(known)[:20]) or "an adapter with labels",
+            expected=", ".join(list(own)[:20]) or "an adapter with labels",
             hint="an adapter for pairs of texts with a class entailment takes any labels",
         )
     scores = [[each["scores"][name] for name in labels] for each in answers]
@@ -156,8 +156,8 @@ async def _entailed(
             expected="a text with {}",
         )
     pairs = [(text, template.replace("{}", label)) for text in texts for label in labels]
-    found = await call.predict(facts.model, pairs)
-    scores = [_entailment(answer["scores"], entails) for answer in found.answers]
+    predicted = await call.predict(facts.model, pairs)
+    scores = [_entailment(answer["scores"], entails) for answer in predicted.answers]
     rows = [scores[n : n + len(labels)] for n in range(0, len(scores), len(labels))]
     if options.get("multi_label") or len(labels) == 1:
         return [[against for _, against in row] for row in rows]
@@ -185,21 +185,21 @@ def _ranked(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, An
 # Spans
 
 
-async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
+async def _entities(call: Call, facts: AdapterFacts, request: InferenceRequest) -> list[Any]:
     groups = ("simple", "first", "average", "max")
-    known = ("ignore_labels", *FOR_ALL)
-    refuse_unless(asked.options, {"aggregation_strategy": groups, "stride": (0,)}, acts=known)
-    ignored = asked.options.get("ignore_labels") or []
+    options = ("ignore_labels", *FOR_ALL)
+    refuse_unless(request.options, {"aggregation_strategy": groups, "stride": (0,)}, acts=options)
+    ignored = request.options.get("ignore_labels") or []
     if not isinstance(ignored, list):
         raise RequestError(
             "ignore_labels is not a list", parameter="ignore_labels", expected="a list of texts"
         )
-    answers, single = await _answers(call, facts, asked)
-    found = [
+    answers, single = await _answers(call, facts, request)
+    entities = [
         [_entity(each) for each in answer["entities"] if each["kind"] not in ignored]
         for answer in answers
     ]
-    return found[0] if single else found
+    return entities[0] if single else entities
 
 
 def _entity(entity: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,16 +220,16 @@ _OF_SPANS: dict[str, tuple[Any, ...]] = {
 
 
 async def _answer_spans(
-    call: Call, facts: AdapterFacts, asked: InferenceRequest
+    call: Call, facts: AdapterFacts, request: InferenceRequest
 ) -> list[Any] | dict[str, Any]:
-    refuse_unless(asked.options, _OF_SPANS, acts=FOR_ALL)
-    answers, single = await _answers(call, facts, asked)
-    found = [
+    refuse_unless(request.options, _OF_SPANS, acts=FOR_ALL)
+    answers, single = await _answers(call, facts, request)
+    spans = [
         {name: each[name] for name in ("answer", "start", "end")}
         | {"score": _sigmoid(each["score"])}
         for each in answers
     ]
-    return found[0] if single else found
+    return spans[0] if single else spans
 
 
 def _sigmoid(margin: float) -> float:
@@ -237,17 +237,17 @@ def _sigmoid(margin: float) -> float:
     return (1 + math.tanh(margin / 2)) / 2
 
 
-async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
-    refuse_unless(asked.options, {"targets": ([],)}, acts=("top_k", *FOR_ALL))
-    most = listed_at_most(asked.options, "top_k", LISTED_FILLS)
-    answers, single = await _answers(call, facts, asked)
+async def _fills(call: Call, facts: AdapterFacts, request: InferenceRequest) -> list[Any]:
+    refuse_unless(request.options, {"targets": ([],)}, acts=("top_k", *FOR_ALL))
+    most = listed_at_most(request.options, "top_k", LISTED_FILLS)
+    answers, single = await _answers(call, facts, request)
 
     def filled() -> list[Any]:
         with facts.served.model.encoding:
             return [_filled(each, facts, most) for each in answers]
 
-    found = await call.with_tokenizer(facts, filled)
-    return found[0] if single else found
+    fills = await call.with_tokenizer(facts, filled)
+    return fills[0] if single else fills
 
 
 def _filled(answer: Mapping[str, Any], facts: AdapterFacts, most: int | None) -> list[Any]:
@@ -257,10 +257,10 @@ def _filled(answer: Mapping[str, Any], facts: AdapterFacts, most: int | None) ->
     parts = text.split(mask)
     if len(parts) - 1 != len(answer["fills"]):  # the end of the text was truncated
         parts = [*parts[: len(answer["fills"])], mask.join(parts[len(answer["fills"]) :])]
-    found = []
+    fills = []
     for number, fill in enumerate(answer["fills"]):
         before, after = mask.join(parts[: number + 1]), mask.join(parts[number + 1 :])
-        found.append(
+        fills.append(
             [
                 {
                     "score": score,
@@ -271,7 +271,7 @@ def _filled(answer: Mapping[str, Any], facts: AdapterFacts, most: int | None) ->
                 for token, score in list(fill.items())[:most]
             ]
         )
-    return found[0] if len(found) == 1 else found
+    return fills[0] if len(fills) == 1 else fills
 
 
 def _token_id(tokenizer: Any, token: str) -> int | None:
@@ -283,9 +283,9 @@ def _token_id(tokenizer: Any, token: str) -> int | None:
 # Vectors
 
 
-async def _vectors(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
+async def _vectors(call: Call, facts: AdapterFacts, request: InferenceRequest) -> list[Any]:
     refuse_unless(
-        asked.options,
+        request.options,
         {
             "normalize": (True,),
             "prompt_name": ("query",),
@@ -294,30 +294,30 @@ async def _vectors(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> 
         },
         acts=("dimensions", *FOR_ALL),
     )
-    answers, single = await _answers(call, facts, asked)
+    answers, single = await _answers(call, facts, request)
     vectors = [answer["vector"] for answer in answers]
-    refuse_unless(asked.options, {"dimensions": (len(vectors[0]),)})
+    refuse_unless(request.options, {"dimensions": (len(vectors[0]),)})
     return list(vectors[0]) if single else vectors
 
 
-async def _similarities(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[float]:
-    source, others = asked.inputs["source_sentence"], asked.inputs.get("sentences")
-    refuse_unless(asked.options, {}, acts=FOR_ALL)
+async def _similarities(call: Call, facts: AdapterFacts, request: InferenceRequest) -> list[float]:
+    source, others = request.inputs["source_sentence"], request.inputs.get("sentences")
+    refuse_unless(request.options, {}, acts=FOR_ALL)
     texts = [source, *(others if isinstance(others, list) else [])]
     if not isinstance(others, list) or not others or not all(isinstance(t, str) for t in texts):
         raise RequestError(
             "no sentences", parameter="sentences", expected="a list of one text or more"
         )
-    found = await call.predict(facts.model, [(source, each) for each in others])
-    return [float(each["similarity"]) for each in found.answers]
+    predicted = await call.predict(facts.model, [(source, each) for each in others])
+    return [float(each["similarity"]) for each in predicted.answers]
 
 
 # Chats and facts about adapters
 
 
 async def _chat(call: Call) -> ChatResponse | Response:
-    asked: ChatRequest = call.body
-    return await answer_chat(call, asked, call.values["reference"])
+    request: ChatRequest = call.body
+    return await answer_chat(call, request, call.values["reference"])
 
 
 async def _info(call: Call) -> EndpointInfo:
@@ -345,8 +345,8 @@ def _chat_example(facts: AdapterFacts) -> dict[str, Any] | None:
     return chat_example(facts) if generates_texts(facts) else None
 
 
-def _asks_similarity(facts: AdapterFacts, asked: InferenceRequest) -> bool:
-    is_compared = isinstance(asked.inputs, Mapping) and "source_sentence" in asked.inputs
+def _asks_similarity(facts: AdapterFacts, request: InferenceRequest) -> bool:
+    is_compared = isinstance(request.inputs, Mapping) and "source_sentence" in request.inputs
     return gives_vectors(facts) and is_compared
 
 

@@ -32,35 +32,35 @@ class InferenceRequest(BaseModel):
     @property
     def truncates(self) -> bool:
         """Whether inputs that are too long are truncated."""
-        given = (self.options.get("truncate"), self.options.get("truncation"))
-        return any(each not in (None, False, "do_not_truncate") for each in given)
+        values = (self.options.get("truncate"), self.options.get("truncation"))
+        return any(each not in (None, False, "do_not_truncate") for each in values)
 
 
-def inference_inputs(given: Any) -> tuple[list[Any], bool]:
+def inference_inputs(inputs: Any) -> tuple[list[Any], bool]:
     """Return inputs in the form of adapters, and whether the request has a single input.
 
     Raises:
         RequestError: the inputs have another form.
     """
-    single = not isinstance(given, list)
-    items = [given] if single else given
+    single = not isinstance(inputs, list)
+    items = [inputs] if single else inputs
     if not items:
         raise RequestError("no input", parameter="inputs", expected="one or more")
     return [_input(each) for each in items], single
 
 
-def _input(given: Any) -> str | tuple[str, str]:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
+def _input(value: Any) -> str | tuple[str, str]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
         for names in _ROWS:
-            texts = [given.get(name) for name in names]
+            texts = [value.get(name) for name in names]
             if all(isinstance(each, str) for each in texts):
                 return str(texts[0]), str(texts[1])
-    if isinstance(given, list) and len(given) == 2 and all(isinstance(t, str) for t in given):
-        return str(given[0]), str(given[1])
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(t, str) for t in value):
+        return str(value[0]), str(value[1])
     raise RequestError(
-        f"an input of the type {type(given).__name__}",
+        f"an input of the type {type(value).__name__}",
         parameter="inputs",
         expected='a text, {"question": ..., "context": ...}, {"text": ..., "text_pair": ...}, '
         "or a list of these",

@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 
 async def generated_texts(
-    call: Call, facts: AdapterFacts, asked: InferenceRequest
+    call: Call, facts: AdapterFacts, request: InferenceRequest
 ) -> list[dict[str, Any]] | Response:
     """Generate texts with the options of the request, by default as `predict` does.
 
     Raises:
         RequestError: the request has an unsupported option.
     """
-    options = _all_options(asked)
-    inputs, _ = inference_inputs(asked.inputs)
+    options = _all_options(request)
+    inputs, _ = inference_inputs(request.inputs)
     chosen = {name: options[name] for name in _GENERATES if options.get(name) is not None}
     full = bool(options.get("return_full_text"))
     before = [each if full and isinstance(each, str) else "" for each in inputs]
-    if not (chosen or asked.stream or options.get("details")):
-        found = await call.predict(facts.model, inputs, truncate=asked.truncates)
-        generated = [answer["generated"] for answer in found.answers]
+    if not (chosen or request.stream or options.get("details")):
+        predicted = await call.predict(facts.model, inputs, truncate=request.truncates)
+        generated = [answer["generated"] for answer in predicted.answers]
         return [_named_text(b + text) for b, text in zip(before, generated, strict=True)]
-    if asked.stream and len(inputs) > 1:
+    if request.stream and len(inputs) > 1:
         raise RequestError("a stream of several texts", parameter="inputs", expected="one text")
     prompts = [_as_trained(each, facts) for each in inputs]
-    with_tokens = bool(asked.stream or options.get("details"))
+    with_tokens = bool(request.stream or options.get("details"))
     texts = await start_texts(call, facts.model, prompts, _how(chosen, with_tokens))
-    if asked.stream:
+    if request.stream:
         return event_stream(call, _token_events(texts[0], before[0], chosen.get("seed")))
     wholes = [await each.result() for each in texts]
     return [
@@ -53,18 +53,18 @@ async def generated_texts(
     ]
 
 
-def _all_options(asked: InferenceRequest) -> dict[str, Any]:
+def _all_options(request: InferenceRequest) -> dict[str, Any]:
     """Return the options, including the nested options of summaries."""
-    own = asked.options.get("generate_parameters") or {}
+    own = request.options.get("generate_parameters") or {}
     if not isinstance(own, dict):
         raise RequestError(
             "generate_parameters is not an object",
             parameter="generate_parameters",
             expected='an object such as {"max_new_tokens": 20}',
         )
-    options = {**asked.options, **own}
-    known = (*_GENERATES, "return_full_text", "details", "generate_parameters", *FOR_ALL)
-    refuse_unless(options, _NOT_GENERATED, acts=known)
+    options = {**request.options, **own}
+    names = (*_GENERATES, "return_full_text", "details", "generate_parameters", *FOR_ALL)
+    refuse_unless(options, _NOT_GENERATED, acts=names)
     return options
 
 
@@ -134,9 +134,9 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _as_trained(given: Any, facts: AdapterFacts) -> Any:
+def _as_trained(value: Any, facts: AdapterFacts) -> Any:
     """Return a prompt in the adapter's input format: a message if it was trained on answers."""
-    if not isinstance(given, str):
+    if not isinstance(value, str):
         raise RequestError(
             "two texts, and options of generation",
             parameter="inputs",
@@ -144,7 +144,7 @@ def _as_trained(given: Any, facts: AdapterFacts) -> Any:
         )
     task = facts.predictor.task
     answers = task.predicts_next and not task.streams
-    return [{"role": "user", "content": given}] if answers else given
+    return [{"role": "user", "content": value}] if answers else value
 
 
 def _named_text(text: str) -> dict[str, Any]:

@@ -249,31 +249,33 @@ def _tensor(name: str, values: list[Any], facts: FieldTensor) -> OutputTensor | 
 
 
 def chosen_outputs(
-    tensors: Sequence[OutputTensor], wanted: Sequence[WantedOutput] | None
+    tensors: Sequence[OutputTensor], requested: Sequence[WantedOutput] | None
 ) -> list[OutputTensor]:
     """Return the requested outputs, in the requested order.
 
     Raises:
         RequestError: an output does not exist.
     """
-    if wanted is None:
+    if requested is None:
         return list(tensors)
-    known = {each.name: each for each in tensors}
-    if missing := [each.name for each in wanted if each.name not in known]:
+    by_name = {each.name: each for each in tensors}
+    if missing := [each.name for each in requested if each.name not in by_name]:
         raise RequestError(
-            f"no output {missing[0][:40]!r}", parameter="outputs", expected=", ".join(known)
+            f"no output {missing[0][:40]!r}", parameter="outputs", expected=", ".join(by_name)
         )
-    return [known[each.name] for each in wanted]
+    return [by_name[each.name] for each in requested]
 
 
-def _rendered(asked: InferRequest, answer: InferResponse) -> dict[str, Any] | Response:
+def _rendered(request: InferRequest, answer: InferResponse) -> dict[str, Any] | Response:
     """Return a response as JSON, or in the binary extension if a tensor is requested in it."""
-    every = asked.parameters.get("binary_data_output") is True
-    wanted = {each.name: each.parameters.get("binary_data", every) for each in asked.outputs or ()}
+    every = request.parameters.get("binary_data_output") is True
+    binary = {
+        each.name: each.parameters.get("binary_data", every) for each in request.outputs or ()
+    }
     parts = []
     head = answer.model_dump(exclude_none=True)
     for output in head["outputs"]:
-        if wanted.get(output["name"], every) is True:
+        if binary.get(output["name"], every) is True:
             data = _bytes_of(output["datatype"], output.pop("data"))
             output["parameters"] = {_BINARY: len(data)}
             parts.append(data)
@@ -305,31 +307,31 @@ def _model_of(call: Call) -> str:
     return f"{name}@{version}" if version else name
 
 
-def _refuse_ignored(asked: InferRequest) -> None:
+def _refuse_ignored(request: InferRequest) -> None:
     """Reject parameters that would be ignored.
 
     Raises:
         RequestError: the request has such parameters.
     """
-    refuse_unless(asked.parameters, _NEUTRAL, acts=("binary_data_output",))
-    for tensor in asked.inputs:
+    refuse_unless(request.parameters, _NEUTRAL, acts=("binary_data_output",))
+    for tensor in request.inputs:
         refuse_unless(tensor.parameters, {}, acts=(_BINARY, "content_type"))
-    for output in asked.outputs or ():
+    for output in request.outputs or ():
         refuse_unless(output.parameters, {"classification": (0,)}, acts=("binary_data",))
 
 
 async def _infer(call: Call) -> dict[str, Any] | Response:
-    asked: InferRequest = call.body
-    _refuse_ignored(asked)
-    found = await call.predict(_model_of(call), texts_of_tensors(asked.inputs))
-    outputs = chosen_outputs(output_tensors(found.answers), asked.outputs)
+    request: InferRequest = call.body
+    _refuse_ignored(request)
+    predicted = await call.predict(_model_of(call), texts_of_tensors(request.inputs))
+    outputs = chosen_outputs(output_tensors(predicted.answers), request.outputs)
     answer = InferResponse(
-        id=asked.id,
+        id=request.id,
         model_name=call.values["name"],
-        model_version=_version_of(found.facts.reference),
+        model_version=_version_of(predicted.facts.reference),
         outputs=outputs,
     )
-    return _rendered(asked, answer)
+    return _rendered(request, answer)
 
 
 def _version_of(reference: str) -> str:
@@ -368,12 +370,12 @@ async def _model_ready(call: Call) -> dict[str, Any]:
 
 async def _config(call: Call) -> dict[str, Any]:
     described = await _metadata(call)
-    given, got = (
+    inputs, outputs = (
         [{"name": e.name, "data_type": _TRITON_TYPES[e.datatype], "dims": e.shape} for e in tensors]
         for tensors in (described.inputs, described.outputs)
     )
     model = {"name": described.name, "platform": described.platform, "backend": "adapterhub"}
-    return {**model, "max_batch_size": 0, "input": given, "output": got}
+    return {**model, "max_batch_size": 0, "input": inputs, "output": outputs}
 
 
 async def _stats(call: Call) -> dict[str, Any]:
@@ -419,8 +421,8 @@ def _example(facts: AdapterFacts) -> dict[str, Any] | None:
     texts = ["A train was late again.", "Why?", "No one can tell."]
     tensors = _inputs_of(facts)
     shape = [1] if facts.texts else [1, len(texts)]
-    given = {"datatype": "BYTES", "shape": shape, "data": texts[: shape[-1]]}
-    return {"inputs": [{"name": each.name, **given} for each in tensors]}
+    tensor = {"datatype": "BYTES", "shape": shape, "data": texts[: shape[-1]]}
+    return {"inputs": [{"name": each.name, **tensor} for each in tensors]}
 
 
 async def _server(call: Call) -> ServerMetadata:

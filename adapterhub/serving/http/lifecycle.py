@@ -118,9 +118,9 @@ class ServingApp(WebFrame[Call]):
         Raises:
             NoPathError: the path does not exist or does not accept the method.
         """
-        path, known = request.scope["path"], self.service.endpoints
+        path, endpoints = request.scope["path"], self.service.endpoints
         method = "GET" if request.method == "HEAD" else request.method
-        endpoint, values, methods = match_endpoint(known, method, path)
+        endpoint, values, methods = match_endpoint(endpoints, method, path)
         if endpoint is None:
             raise NoPathError(methods)
         return Call(service=self.service, request=request, endpoint=endpoint, values=values)
@@ -255,12 +255,12 @@ def open_tokens(options: ServeOptions) -> TokenFile | None:
     if file.tokens():
         return file
     if options.tokens or not options.is_local:
-        where = f" --file {options.tokens}" if options.tokens else ""
+        flag = f" --file {options.tokens}" if options.tokens else ""
         reached = f"others can reach {options.host}, and no tokens are set"
         raise ConfigError(
             f"{options.tokens} has no tokens" if options.tokens else reached,
             expected="a token for each client, or an address of this machine",
-            hint=f"adapterhub token create NAME{where}",
+            hint=f"adapterhub token create NAME{flag}",
         )
     return None
 
@@ -275,20 +275,22 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
     folders = set()
     for text in options.adapters:
         name, reference = named_reference(text, options.registry)
-        shown = name or _client_name(reference)
-        if (name or reference.kind == "folder") and not is_name(shown):
+        client_name = name or _client_name(reference)
+        if (name or reference.kind == "folder") and not is_name(client_name):
             raise ConfigError(
-                f"{shown!r} is not a valid name for clients",
+                f"{client_name!r} is not a valid name for clients",
                 expected=NAME_RULE,
                 hint=f"NAME={reference}",
             )
-        if shown in named:
-            raise ConfigError(f"two adapters have the name {shown!r}", hint=f"OTHER={reference}")
+        if client_name in named:
+            raise ConfigError(
+                f"two adapters have the name {client_name!r}", hint=f"OTHER={reference}"
+            )
         if reference.kind == "folder":
-            folders.add(shown)
-            named[shown] = AdapterSource(str(Path(reference.name).resolve()))
+            folders.add(client_name)
+            named[client_name] = AdapterSource(str(Path(reference.name).resolve()))
         else:
-            named[shown] = AdapterSource(str(reference))
+            named[client_name] = AdapterSource(str(reference))
     return named, frozenset(folders)
 
 
@@ -321,8 +323,8 @@ def listed_backbone(options: ServeOptions, registry: str) -> str | None:
     if options.backbone is not None:
         name = options.backbone
         return fingerprint(name) if is_folder(name) else name
-    found = registry_at(registry).search(Query(limit=_MOST_LISTED))
-    backbones = sorted({each.backbone for each in found})
+    rows = registry_at(registry).search(Query(limit=_MOST_LISTED))
+    backbones = sorted({each.backbone for each in rows})
     if len(backbones) != 1:
         raise ConfigError(
             f"the registry {registry} has adapters for {len(backbones)} backbones",

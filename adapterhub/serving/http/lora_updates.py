@@ -29,21 +29,21 @@ class UnloadLoraRequest(ClientRequest):
 
 
 async def _load(call: Call) -> PlainTextResponse:
-    asked: LoadLoraRequest = call.body
-    if asked.lora_name in call.service.allowed.aliases and not asked.load_inplace:
+    request: LoadLoraRequest = call.body
+    if request.lora_name in call.service.allowed.aliases and not request.load_inplace:
         raise RequestError(
-            f"{asked.lora_name!r} is served already",
+            f"{request.lora_name!r} is served already",
             parameter="lora_name",
             expected="another name, or load_inplace: true",
         )
-    await call.load_alias(asked.lora_name, asked.lora_path)
-    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+    await call.load_alias(request.lora_name, request.lora_path)
+    return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
 async def _unload(call: Call) -> PlainTextResponse:
-    asked: UnloadLoraRequest = call.body
-    await call.unload_alias(asked.lora_name)
-    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+    request: UnloadLoraRequest = call.body
+    await call.unload_alias(request.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 
 _TAGS = ("vLLM",)

@@ -79,14 +79,14 @@ class ServerMetrics:
     ) -> None:
         """Count an answered request."""
         labels = (path, task, self.adapter_label(reference) if reference else "")
-        known = self._by_labels.get(labels)
-        if known is None:
+        children = self._by_labels.get(labels)
+        if children is None:
             metrics = (self._requests, self._inputs, self._seconds)
-            known = self._by_labels[labels] = tuple(each.labels(*labels) for each in metrics)
-        known[0].inc()
+            children = self._by_labels[labels] = tuple(each.labels(*labels) for each in metrics)
+        children[0].inc()
         if inputs:
-            known[1].inc(inputs)
-        known[2].observe(seconds)
+            children[1].inc(inputs)
+        children[2].observe(seconds)
         if status >= 400:
             self._errors.labels(*labels, str(status)).inc()
 
@@ -120,14 +120,14 @@ class ServerMetrics:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, said: str, *labels: str) -> Counter:
-        return Counter(f"adapterhub_{name}", said, labels, registry=self.registry)
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(f"adapterhub_{name}", description, labels, registry=self.registry)
 
     def _histogram(
-        self, name: str, said: str, buckets: tuple[float, ...], *labels: str
+        self, name: str, description: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
         return Histogram(
-            f"adapterhub_{name}", said, labels, registry=self.registry, buckets=buckets
+            f"adapterhub_{name}", description, labels, registry=self.registry, buckets=buckets
         )
 
 
@@ -151,8 +151,8 @@ class _EngineCollector(Collector):
             "cache_tokens": ("Tokens whose keys can be kept.", engine.cache_use()[1]),
             "up": ("Whether requests are computed.", int(engine.is_alive)),
         }
-        for name, (said, value) in gauges.items():
-            yield GaugeMetricFamily(f"adapterhub_{name}", said, value=value)
+        for name, (description, value) in gauges.items():
+            yield GaugeMetricFamily(f"adapterhub_{name}", description, value=value)
         versions = InfoMetricFamily("adapterhub_adapter", "Versions of adapters in memory.")
         for served in list(adapters.in_memory())[: self.most]:
             name, _, version = served.reference.rpartition("@")
@@ -175,5 +175,5 @@ class _EngineCollector(Collector):
             "refused": ("Requests that the queue had no room for.", engine.counts["refused"]),
             "cancelled": ("Requests whose client left.", engine.counts["cancelled"]),
         }
-        for name, (said, count) in counts.items():
-            yield CounterMetricFamily(f"adapterhub_{name}", said, value=count)
+        for name, (description, count) in counts.items():
+            yield CounterMetricFamily(f"adapterhub_{name}", description, value=count)

@@ -71,22 +71,22 @@ class ListedModels(BaseModel):
 
 
 async def _embeddings(call: Call) -> EmbeddingsResponse:
-    asked: EmbeddingsRequest = call.body
-    facts = await fitting_facts(call, asked.model, gives_vectors)
-    texts = await listed_inputs(call, asked.input, facts, "input")
-    found = await call.predict(asked.model, texts, truncate=asked.truncate)
-    vectors = [answer["vector"] for answer in found.answers]
-    check_dimensions(asked.dimensions, vectors)
-    as_text = asked.encoding_format == "base64"
+    request: EmbeddingsRequest = call.body
+    facts = await fitting_facts(call, request.model, gives_vectors)
+    texts = await listed_inputs(call, request.input, facts, "input")
+    predicted = await call.predict(request.model, texts, truncate=request.truncate)
+    vectors = [answer["vector"] for answer in predicted.answers]
+    check_dimensions(request.dimensions, vectors)
+    as_text = request.encoding_format == "base64"
     data = [
         EmbeddingItem(index=n, embedding=in_base64(each) if as_text else each)
         for n, each in enumerate(vectors)
     ]
     return EmbeddingsResponse(
         data=data,
-        model=found.facts.reference,
-        usage=usage_of(found.tokens),
-        truncated=list(found.truncated),
+        model=predicted.facts.reference,
+        usage=usage_of(predicted.tokens),
+        truncated=list(predicted.truncated),
     )
 
 

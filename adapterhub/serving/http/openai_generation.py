@@ -221,8 +221,8 @@ class CompletionRequest(WritingRequest):
     def scored(self) -> int | None:
         """The number of alternatives for each prompt token; None: the prompt is not scored."""
         counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
-        given = [each for each in counts if each is not None] or [0] * (self.max_tokens == 0)
-        return max(given, default=None)
+        numbers = [each for each in counts if each is not None] or [0] * (self.max_tokens == 0)
+        return max(numbers, default=None)
 
 
 class TokenAlternative(BaseModel):
@@ -320,10 +320,10 @@ def chat_messages(
             parameter="chat_template_kwargs",
             expected="variables of the adapter's chat template, such as enable_thinking",
         )
-    found = [_message(number, each) for number, each in enumerate(messages)]
+    prompt = [_message(number, each) for number, each in enumerate(messages)]
     if arguments:
-        found[0][ARGUMENTS] = dict(arguments)
-    return found
+        prompt[0][ARGUMENTS] = dict(arguments)
+    return prompt
 
 
 def _message(number: int, message: ChatMessage) -> dict[str, Any]:
@@ -347,11 +347,11 @@ def _message(number: int, message: ChatMessage) -> dict[str, Any]:
 
 
 async def _chat(call: Call) -> ChatResponse | Response:
-    asked: ChatRequest = call.body
-    return await answer_chat(call, asked, asked.model)
+    request: ChatRequest = call.body
+    return await answer_chat(call, request, request.model)
 
 
-async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatResponse | Response:
+async def answer_chat(call: Call, request: ChatRequest, model: str) -> ChatResponse | Response:
     """Generate the next message of a chat, as one response or as a stream.
 
     Raises:
@@ -359,23 +359,23 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
         AdapterhubError: the message cannot be generated.
     """
     await generating_facts(call, model)
-    if asked.top_logprobs and not asked.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise RequestError(
             "top_logprobs without logprobs", parameter="top_logprobs", expected="logprobs: true"
         )
-    options = asked.options(
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+    options = request.options(
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    prompt = chat_messages(asked.messages, asked.chat_template_kwargs)
+    prompt = chat_messages(request.messages, request.chat_template_kwargs)
     (text,) = await start_texts(call, model, [prompt], options)
-    if asked.stream:
-        return event_stream(call, _chat_events(text, asked))
+    if request.stream:
+        return event_stream(call, _chat_events(text, request))
     whole = await text.result()
     choice = ChatChoice(
         message=WrittenMessage(content=whole.text),
         finish_reason=whole.finish_reason,
-        logprobs=_chat_logprobs(whole.tokens) if asked.logprobs else None,
+        logprobs=_chat_logprobs(whole.tokens) if request.logprobs else None,
     )
     return ChatResponse(
         id=new_id("chatcmpl"),
@@ -385,7 +385,9 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
     )
 
 
-async def _chat_events(text: AsyncGeneration, asked: ChatRequest) -> AsyncIterator[dict[str, Any]]:
+async def _chat_events(
+    text: AsyncGeneration, request: ChatRequest
+) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a message: its role, its pieces, its end, and the token usage."""
     head = {
         "id": new_id("chatcmpl"),
@@ -393,14 +395,14 @@ async def _chat_events(text: AsyncGeneration, asked: ChatRequest) -> AsyncIterat
         "created": now(),
         "model": text.reference,
     }
-    usage = {"usage": None} if asked.with_usage else {}
+    usage = {"usage": None} if request.with_usage else {}
 
     def chunk(delta: dict[str, str], end: str | None = None, of: Any = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": end, "logprobs": of}
         return {**head, "choices": [choice], **usage}
 
     def of_piece(number: int, piece: Piece) -> dict[str, Any] | None:
-        logprobs = _chat_logprobs(piece.tokens).model_dump() if asked.logprobs else None
+        logprobs = _chat_logprobs(piece.tokens).model_dump() if request.logprobs else None
         return chunk({"content": piece.text}, of=logprobs) if piece.text or logprobs else None
 
     def of_end(number: int, whole: GeneratedText) -> dict[str, Any]:
@@ -409,7 +411,7 @@ async def _chat_events(text: AsyncGeneration, asked: ChatRequest) -> AsyncIterat
     yield chunk({"role": "assistant", "content": ""})
     async for event in events_of([text], of_piece, of_end):
         yield event
-    if asked.with_usage:
+    if request.with_usage:
         yield {**head, "choices": [], "usage": _usage([await text.result()])}
 
 
@@ -438,14 +440,14 @@ def _usage(texts: Sequence[GeneratedText]) -> ModelUsage:
 
 
 async def _completion(call: Call) -> CompletionResponse | Response:
-    asked: CompletionRequest = call.body
-    facts = await generating_facts(call, asked.model)
-    prompts = _listed_prompts(asked.prompt)
-    options = asked.options(
-        max_tokens=asked.max_tokens, logprobs=asked.logprobs, prompt_logprobs=asked.scored
+    request: CompletionRequest = call.body
+    facts = await generating_facts(call, request.model)
+    prompts = _listed_prompts(request.prompt)
+    options = request.options(
+        max_tokens=request.max_tokens, logprobs=request.logprobs, prompt_logprobs=request.scored
     )
     echoed = [""] * len(prompts)
-    if asked.echo:
+    if request.echo:
 
         def decode() -> list[str]:
             with facts.served.model.encoding:
@@ -455,12 +457,12 @@ async def _completion(call: Call) -> CompletionResponse | Response:
                 ]
 
         echoed = await call.with_tokenizer(facts, decode)
-    texts = await start_texts(call, asked.model, prompts, options)
-    if asked.stream:
-        return event_stream(call, _text_events(texts, echoed, asked))
+    texts = await start_texts(call, request.model, prompts, options)
+    if request.stream:
+        return event_stream(call, _text_events(texts, echoed, request))
     wholes = [await each.result() for each in texts]
     choices = [
-        _choice(number, before, text.generation.prompt, whole, asked)
+        _choice(number, before, text.generation.prompt, whole, request)
         for number, (before, text, whole) in enumerate(zip(echoed, texts, wholes, strict=True))
     ]
     return CompletionResponse(
@@ -471,17 +473,17 @@ async def _completion(call: Call) -> CompletionResponse | Response:
     )
 
 
-def _listed_prompts(given: TextsOrTokens) -> list[Any]:
+def _listed_prompts(prompts: TextsOrTokens) -> list[Any]:
     """Return prompts, as texts or tokens, as a list.
 
     Raises:
         RequestError: the list is empty.
     """
-    if isinstance(given, str):
-        return [given]
-    if not given or not all(given):
+    if isinstance(prompts, str):
+        return [prompts]
+    if not prompts or not all(prompts):
         raise RequestError("no prompt", parameter="prompt", expected="one text or more")
-    return [given] if isinstance(given[0], int) else list(given)
+    return [prompts] if isinstance(prompts[0], int) else list(prompts)
 
 
 def _choice(
@@ -489,19 +491,19 @@ def _choice(
     echoed: str,
     prompt: Sequence[PromptToken],
     whole: GeneratedText,
-    asked: CompletionRequest,
+    request: CompletionRequest,
 ) -> CompletionChoice:
-    found = CompletionChoice(
+    choice = CompletionChoice(
         index=number, text=f"{echoed}{whole.text}", finish_reason=whole.finish_reason
     )
-    if asked.logprobs is not None:
-        found.logprobs = CompletionLogprobs()
-        if asked.echo:
-            _add_prompt(found.logprobs, echoed, prompt, asked.logprobs)
-        _add_tokens(found.logprobs, whole.tokens, len(echoed))
-    if asked.prompt_logprobs is not None:
-        found.prompt_logprobs = [_at_place(each, asked.prompt_logprobs) for each in prompt]
-    return found
+    if request.logprobs is not None:
+        choice.logprobs = CompletionLogprobs()
+        if request.echo:
+            _add_prompt(choice.logprobs, echoed, prompt, request.logprobs)
+        _add_tokens(choice.logprobs, whole.tokens, len(echoed))
+    if request.prompt_logprobs is not None:
+        choice.prompt_logprobs = [_at_place(each, request.prompt_logprobs) for each in prompt]
+    return choice
 
 
 def _at_place(token: PromptToken, count: int) -> dict[int, PromptLogprob] | None:
@@ -517,7 +519,7 @@ def _at_place(token: PromptToken, count: int) -> dict[int, PromptLogprob] | None
 
 
 async def _text_events(
-    texts: list[AsyncGeneration], echoed: Sequence[str], asked: CompletionRequest
+    texts: list[AsyncGeneration], echoed: Sequence[str], request: CompletionRequest
 ) -> AsyncIterator[dict[str, Any]]:
     head = {
         "id": new_id("cmpl"),
@@ -525,7 +527,7 @@ async def _text_events(
         "created": now(),
         "model": texts[0].reference,
     }
-    usage = {"usage": None} if asked.with_usage else {}
+    usage = {"usage": None} if request.with_usage else {}
     lengths = [*map(len, echoed)]
 
     def chunk(number: int, text: str, end: str | None, of: Any = None) -> dict[str, Any]:
@@ -534,7 +536,7 @@ async def _text_events(
 
     def of_piece(number: int, piece: Piece) -> dict[str, Any] | None:
         logprobs = None
-        if asked.logprobs is not None:
+        if request.logprobs is not None:
             logprobs = _add_tokens(CompletionLogprobs(), piece.tokens, lengths[number])
         lengths[number] += len(piece.text)
         return chunk(number, piece.text, None, logprobs) if piece.text or logprobs else None
@@ -542,35 +544,37 @@ async def _text_events(
     def of_end(number: int, whole: GeneratedText) -> dict[str, Any]:
         return chunk(number, "", whole.finish_reason)
 
-    if asked.echo:
+    if request.echo:
         for number, (before, text) in enumerate(zip(echoed, texts, strict=True)):
-            found = None
-            if asked.logprobs is not None:
+            prompt_logprobs = None
+            if request.logprobs is not None:
                 prompt = text.generation.prompt
-                found = _add_prompt(CompletionLogprobs(), before, prompt, asked.logprobs)
-            yield chunk(number, before, None, found)
+                prompt_logprobs = _add_prompt(
+                    CompletionLogprobs(), before, prompt, request.logprobs
+                )
+            yield chunk(number, before, None, prompt_logprobs)
     async for event in events_of(texts, of_piece, of_end):
         yield event
-    if asked.with_usage:
+    if request.with_usage:
         wholes = [await each.result() for each in texts]
         yield {**head, "choices": [], "usage": _usage(wholes)}
 
 
 def _add_tokens(
-    found: CompletionLogprobs, tokens: Iterable[GeneratedToken], start: int
+    logprobs: CompletionLogprobs, tokens: Iterable[GeneratedToken], start: int
 ) -> CompletionLogprobs:
     """Add the tokens of a text that begins at offset `start`."""
     for each in tokens:
-        found.tokens.append(each.text)
-        found.token_logprobs.append(each.logprob or 0.0)
-        found.top_logprobs.append(_by_text(each.alternatives))
-        found.text_offset.append(start)
+        logprobs.tokens.append(each.text)
+        logprobs.token_logprobs.append(each.logprob or 0.0)
+        logprobs.top_logprobs.append(_by_text(each.alternatives))
+        logprobs.text_offset.append(start)
         start += len(each.text)
-    return found
+    return logprobs
 
 
 def _add_prompt(
-    found: CompletionLogprobs, text: str, tokens: Iterable[PromptToken], count: int
+    logprobs: CompletionLogprobs, text: str, tokens: Iterable[PromptToken], count: int
 ) -> CompletionLogprobs:
     """Add the tokens of a prompt, with their offsets in its text.
 
@@ -585,20 +589,20 @@ def _add_prompt(
         listed = [(other, value) for _, other, value in each.alternatives[:count]]
         own = [(name, each.logprob or 0.0)]
         at = text.find(name, place, place + len(name) + _NORMALIZED)
-        found.tokens.append(name)
-        found.token_logprobs.append(each.logprob)
-        found.top_logprobs.append(None if each.logprob is None else _by_text([*listed, *own]))
-        found.text_offset.append(max(at, place))
+        logprobs.tokens.append(name)
+        logprobs.token_logprobs.append(each.logprob)
+        logprobs.top_logprobs.append(None if each.logprob is None else _by_text([*listed, *own]))
+        logprobs.text_offset.append(max(at, place))
         place = max(place, at + len(name) if at >= 0 else 0)
-    return found
+    return logprobs
 
 
 def _by_text(tokens: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the probability of each text: the highest among the tokens with this text."""
-    found: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     for text, logprob in tokens:
-        found[text] = max(logprob, found.get(text, logprob))
-    return found
+        logprobs[text] = max(logprob, logprobs.get(text, logprob))
+    return logprobs
 
 
 def chat_example(facts: AdapterFacts) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def _operation(
         "responses": {
             "200": {"description": "The answer.", **_content(endpoint.response)},
             **{
-                str(code): {"description": said, **_content(error_model(endpoint.path))}
-                for code, said in _errors().items()
+                str(code): {"description": description, **_content(error_model(endpoint.path))}
+                for code, description in _errors().items()
             },
         },
     }
@@ -109,8 +109,8 @@ def _operation(
             for name in names
         ]
         if examples and len(names) == 1:  # the adapter
-            shown = {model: {"value": model} for model in examples}
-            operation["parameters"][0]["examples"] = shown
+            choices = {model: {"value": model} for model in examples}
+            operation["parameters"][0]["examples"] = choices
     if endpoint.request is not None:
         body = _content(endpoint.request)
         if examples:
@@ -135,9 +135,9 @@ def _errors() -> dict[int, str]:
     for kind, status in STATUSES.items():
         if issubclass(kind, HubRefusal | NoPathError):  # of no endpoint here
             continue
-        known = names.setdefault(status.code, [])
-        if status.name not in known:
-            known.append(status.name)
+        listed = names.setdefault(status.code, [])
+        if status.name not in listed:
+            listed.append(status.name)
     return {code: ", ".join(names[code]) for code in sorted(names)}
 
 

@@ -40,22 +40,22 @@ class PredictResponse(BaseModel):
 
 
 async def _predict(call: Call) -> dict[str, Any]:
-    asked: PredictRequest = call.body
-    inputs = [_as_tuple(each) for each in asked.inputs]
-    found = await call.predict(
-        asked.model, inputs, truncate=asked.truncate, keep_empty=asked.keep_empty
+    request: PredictRequest = call.body
+    inputs = [_as_tuple(each) for each in request.inputs]
+    predicted = await call.predict(
+        request.model, inputs, truncate=request.truncate, keep_empty=request.keep_empty
     )
     return {
-        "model": found.facts.reference,
-        "predictions": found.answers,
-        "truncated": list(found.truncated),
+        "model": predicted.facts.reference,
+        "predictions": predicted.answers,
+        "truncated": list(predicted.truncated),
     }
 
 
-def _as_tuple(given: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     """Return the texts of one input as a tuple, which JSON lacks; a list contains messages."""
-    is_texts = isinstance(given, list) and all(isinstance(text, str) for text in given)
-    return tuple(given) if is_texts else given
+    is_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    return tuple(value) if is_texts else value
 
 
 def example_inputs(facts: AdapterFacts) -> list[Any]:

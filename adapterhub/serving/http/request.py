@@ -282,7 +282,7 @@ class AsyncGeneration:
         self._begun.set()
 
 
-async def loaded_adapter(found: Future[ServedAdapter], seconds: float) -> ServedAdapter:
+async def loaded_adapter(loading: Future[ServedAdapter], seconds: float) -> ServedAdapter:
     """Return an adapter once it is loaded; other requests may wait for the same load.
 
     Raises:
@@ -290,9 +290,9 @@ async def loaded_adapter(found: Future[ServedAdapter], seconds: float) -> Served
         UnservableError: its files match the published ones, but cannot be served.
     """
     try:
-        if found.done():
-            return found.result()
-        waiting = asyncio.shield(asyncio.wrap_future(found))
+        if loading.done():
+            return loading.result()
+        waiting = asyncio.shield(asyncio.wrap_future(loading))
         return await asyncio.wait_for(waiting, seconds)
     except asyncio.TimeoutError:
         raise DeadlineError(0.0) from None
@@ -456,10 +456,10 @@ class ClientRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
+    def _without_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     def check(self) -> None:
         """Reject fields that would be ignored.
@@ -498,11 +498,11 @@ def refuse_unless(
     if not refused:
         return
     names = ", ".join(name[:40] for name in refused[:8])
-    known = [f"{n} {' or '.join(map(repr, neutral[n]))}" for n in refused if neutral.get(n)]
+    accepted = [f"{n} {' or '.join(map(repr, neutral[n]))}" for n in refused if neutral.get(n)]
     raise RequestError(
         f"{names} {'is' if len(refused) == 1 else 'are'} not supported",
         parameter=refused[0][:40],
-        expected=", ".join(known) or f"a request without {names}",
+        expected=", ".join(accepted) or f"a request without {names}",
         hint=hint,
     )
 
@@ -559,15 +559,15 @@ class Call(WebCall):
 
     def loaded(self) -> list[AdapterFacts]:
         """List the facts of the loaded adapters that this client may request."""
-        allowed, found = self.service.allowed, dict[str, AdapterFacts]()
-        known = {**allowed.aliases, **allowed.named}
-        names = {source: name for name, source in known.items()}
+        allowed, facts = self.service.allowed, dict[str, AdapterFacts]()
+        by_name = {**allowed.aliases, **allowed.named}
+        names = {source: name for name, source in by_name.items()}
         for source, served in self.service.engine.adapters.loaded().items():
             own = source if isinstance(source, AdapterSource) else None
             model = names.get(own, own.reference if own else self.service.backbone)
             if model and may_ask_for(model, self.patterns):
-                found[model] = self._facts(model, own, served)
-        return list(found.values())
+                facts[model] = self._facts(model, own, served)
+        return list(facts.values())
 
     async def facts(self, model: str, *, bare: BareBackbone = BareBackbone.VECTORS) -> AdapterFacts:
         """Return the facts of an adapter; load it if necessary.
@@ -582,8 +582,8 @@ class Call(WebCall):
         """
         source = self.service.allowed.find(model, self.patterns)
         try:
-            found = self.service.engine.find(source or bare)
-            served = await loaded_adapter(found, max(self.left, 0.0))
+            loading = self.service.engine.find(source or bare)
+            served = await loaded_adapter(loading, max(self.left, 0.0))
         except NotPublishedError:
             raise self.service.allowed.unknown(model, self.patterns) from None
         return self._facts(model, source, served)
@@ -628,10 +628,10 @@ class Call(WebCall):
             )
         engine.refuse_full(limits.deadline)
         facts = await self.facts(model)
-        given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
+        decoded = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
         self.rows += len(inputs)
         self.facts_of_answer = facts
-        futures, answers = await self._computed(facts, given, truncate, keep_empty)
+        futures, answers = await self._computed(facts, decoded, truncate, keep_empty)
         if futures[0].digest != facts.digest:  # the reference has changed in the meantime
             facts = self.facts_of_answer = replace(
                 facts,
@@ -646,7 +646,7 @@ class Call(WebCall):
         )
 
     async def _computed(
-        self, facts: AdapterFacts, given: Sequence[Any], truncate: bool, keep_empty: bool
+        self, facts: AdapterFacts, inputs: Sequence[Any], truncate: bool, keep_empty: bool
     ) -> tuple[list[ServedFuture], list[dict[str, Any]]]:
         """Return an adapter's predictions and their futures, split to fit the queue."""
         engine = self.service.engine
@@ -654,7 +654,7 @@ class Call(WebCall):
         is_over = False
 
         def submit() -> OverloadedError | None:
-            for each in given[len(futures) :]:
+            for each in inputs[len(futures) :]:
                 if is_over:
                     return None
                 try:
@@ -771,8 +771,8 @@ class Call(WebCall):
                 f"{name[:100]!r} cannot be the name of an adapter here",
                 expected="a new name of letters, digits and . _ -",
             )
-        found = self.service.engine.find(source)
-        await loaded_adapter(found, self.service.limits.deadline)
+        loading = self.service.engine.find(source)
+        await loaded_adapter(loading, self.service.limits.deadline)
         allowed.aliases[name] = source
 
     async def unload_alias(self, name: str) -> None:
@@ -793,14 +793,14 @@ def _is_worked_on(futures: Sequence[ServedFuture], queued: int) -> bool:
     )
 
 
-def _decoded(number: int, given: Any) -> MediaFile:
+def _decoded(number: int, text: Any) -> MediaFile:
     """Return an image or audio file from a request, decoded from base64.
 
     Raises:
         DataError: the input is not base64 text.
     """
     try:
-        data = base64.b64decode(given, validate=True)
+        data = base64.b64decode(text, validate=True)
     except (ValueError, TypeError):
         raise DataError(
             f"input {number} is not the bytes of a file", expected="a text in base64"

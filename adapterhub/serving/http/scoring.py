@@ -160,30 +160,32 @@ class RerankResponse(RootModel[RankedDocuments | list[RankedText]]):
     """The documents; or, of `texts`, a list as of text-embeddings-inference."""
 
 
-def _answer_of(kind: str, found: Predicted) -> dict[str, Any]:
+def _answer_of(kind: str, predicted: Predicted) -> dict[str, Any]:
     return {
         "id": new_id(kind),
-        "model": found.facts.reference,
-        "usage": usage_of(found.tokens),
-        "truncated": list(found.truncated),
+        "model": predicted.facts.reference,
+        "usage": usage_of(predicted.tokens),
+        "truncated": list(predicted.truncated),
     }
 
 
 async def _classify(call: Call) -> ClassifyResponse:
-    asked: ClassifyRequest = call.body
-    facts = await fitting_facts(call, asked.model, gives_classes)
-    inputs = await _inputs(call, asked.input, facts)
-    found = await call.predict(asked.model, inputs, truncate=asked.truncate)
-    data = [_classified(n, each, found.facts.labels) for n, each in enumerate(found.answers)]
-    return ClassifyResponse(data=data, **_answer_of("classify", found))
+    request: ClassifyRequest = call.body
+    facts = await fitting_facts(call, request.model, gives_classes)
+    inputs = await _inputs(call, request.input, facts)
+    predicted = await call.predict(request.model, inputs, truncate=request.truncate)
+    data = [
+        _classified(n, each, predicted.facts.labels) for n, each in enumerate(predicted.answers)
+    ]
+    return ClassifyResponse(data=data, **_answer_of("classify", predicted))
 
 
-async def _inputs(call: Call, given: Any, facts: AdapterFacts) -> list[Any]:
+async def _inputs(call: Call, value: Any, facts: AdapterFacts) -> list[Any]:
     """Return texts, pairs of texts, or the texts of tokens, as a list."""
-    nested = isinstance(given, list) and given and isinstance(given[0], list) and given[0]
+    nested = isinstance(value, list) and value and isinstance(value[0], list) and value[0]
     if nested and isinstance(nested[0], str):
-        return [tuple(each) for each in given]
-    return list(await listed_inputs(call, given, facts, "input"))
+        return [tuple(each) for each in value]
+    return list(await listed_inputs(call, value, facts, "input"))
 
 
 def _classified(index: int, answer: Mapping[str, Any], labels: Sequence[str]) -> ClassifiedItem:
@@ -201,13 +203,13 @@ def _probabilities(answer: Mapping[str, Any], labels: Sequence[str]) -> list[flo
 
 
 async def _score(call: Call) -> ScoreResponse:
-    asked: ScoreRequest = call.body
-    await fitting_facts(call, asked.model, compares_texts)
-    first, second = listed_texts(asked.text_1), listed_texts(asked.text_2)
+    request: ScoreRequest = call.body
+    await fitting_facts(call, request.model, compares_texts)
+    first, second = listed_texts(request.text_1), listed_texts(request.text_2)
     pairs = _pairs(first, second)
-    found = await call.predict(asked.model, pairs, truncate=asked.truncate)
-    data = [ScoredItem(index=n, score=comparison(a)) for n, a in enumerate(found.answers)]
-    return ScoreResponse(data=data, **_answer_of("score", found))
+    predicted = await call.predict(request.model, pairs, truncate=request.truncate)
+    data = [ScoredItem(index=n, score=comparison(a)) for n, a in enumerate(predicted.answers)]
+    return ScoreResponse(data=data, **_answer_of("score", predicted))
 
 
 def _pairs(first: list[str], second: list[str]) -> list[tuple[str, str]]:
@@ -223,17 +225,17 @@ def _pairs(first: list[str], second: list[str]) -> list[tuple[str, str]]:
 
 
 async def _pooling(call: Call) -> PoolingResponse:
-    asked: PoolingRequest = call.body
-    facts = await fitting_facts(call, asked.model, gives_numbers)
-    inputs = await _inputs(call, asked.input, facts)
-    found = await call.predict(asked.model, inputs, truncate=asked.truncate)
-    as_text = asked.encoding_format == "base64"
-    numbers = [_pooled(each, found.facts.labels) for each in found.answers]
+    request: PoolingRequest = call.body
+    facts = await fitting_facts(call, request.model, gives_numbers)
+    inputs = await _inputs(call, request.input, facts)
+    predicted = await call.predict(request.model, inputs, truncate=request.truncate)
+    as_text = request.encoding_format == "base64"
+    numbers = [_pooled(each, predicted.facts.labels) for each in predicted.answers]
     data = [
         PooledItem(index=n, data=in_base64(each) if as_text else each)
         for n, each in enumerate(numbers)
     ]
-    return PoolingResponse(data=data, **_answer_of("pool", found))
+    return PoolingResponse(data=data, **_answer_of("pool", predicted))
 
 
 def _pooled(answer: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
@@ -243,18 +245,18 @@ def _pooled(answer: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
 
 
 async def _rerank(call: Call) -> RankedDocuments | list[dict[str, Any]]:
-    asked: RerankRequest = call.body
-    if (asked.texts is None) == (asked.documents is None):
+    request: RerankRequest = call.body
+    if (request.texts is None) == (request.documents is None):
         raise RequestError(
-            "no documents" if asked.texts is None else "documents, and texts",
+            "no documents" if request.texts is None else "documents, and texts",
             parameter="documents",
             expected="documents (Cohere, Jina, vLLM) or texts (text-embeddings-inference)",
         )
-    if asked.documents is None:
-        return await _rank_texts(call, asked, asked.texts or [])
-    documents = [d if isinstance(d, str) else d.text for d in asked.documents]
-    found, ranks = await _ranked(call, asked, documents)
-    returned = asked.return_documents
+    if request.documents is None:
+        return await _rank_texts(call, request, request.texts or [])
+    documents = [d if isinstance(d, str) else d.text for d in request.documents]
+    predicted, ranks = await _ranked(call, request, documents)
+    returned = request.return_documents
     if returned is None:  # the default of each API; version 2 of Cohere's lacks the field
         returned = not call.endpoint.path.startswith("/v2")
     results = [
@@ -263,46 +265,46 @@ async def _rerank(call: Call) -> RankedDocuments | list[dict[str, Any]]:
             relevance_score=value,
             document=RankedDocument(text=documents[n]) if returned else None,
         )
-        for n, value in ranks[: asked.top_n]
+        for n, value in ranks[: request.top_n]
     ]
     return RankedDocuments(
         id=new_id("rerank"),
-        model=found.facts.reference,
+        model=predicted.facts.reference,
         results=results,
-        usage=usage_of(found.tokens),
+        usage=usage_of(predicted.tokens),
         meta={"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     )
 
 
-async def _rank_texts(call: Call, asked: RerankRequest, texts: list[str]) -> list[dict[str, Any]]:
+async def _rank_texts(call: Call, request: RerankRequest, texts: list[str]) -> list[dict[str, Any]]:
     """Rank texts, with a response in the format of text-embeddings-inference."""
-    if asked.raw_scores:
+    if request.raw_scores:
         raise RequestError(
             "scores before the sigmoid", parameter="raw_scores", expected="raw_scores: false"
         )
-    _, ranks = await _ranked(call, asked, texts)
+    _, ranks = await _ranked(call, request, texts)
     return [
-        {"index": n, "score": value} | ({"text": texts[n]} if asked.return_text else {})
+        {"index": n, "score": value} | ({"text": texts[n]} if request.return_text else {})
         for n, value in ranks
     ]
 
 
 async def _ranked(
-    call: Call, asked: RerankRequest, texts: list[str]
+    call: Call, request: RerankRequest, texts: list[str]
 ) -> tuple[Predicted, list[tuple[int, float]]]:
     """Return the indices of the texts with their relevance, the most relevant first."""
     if not texts:
         raise RequestError("nothing to rank", parameter="documents", expected="one text or more")
-    facts = await chosen_facts(call, asked.model, compares_texts)
-    pairs = [(asked.query, each) for each in texts]
-    found = await call.predict(facts.model, pairs, truncate=asked.truncate)
-    values = list(enumerate(map(comparison, found.answers)))
-    return found, sorted(values, key=lambda each: -each[1])
+    facts = await chosen_facts(call, request.model, compares_texts)
+    pairs = [(request.query, each) for each in texts]
+    predicted = await call.predict(facts.model, pairs, truncate=request.truncate)
+    values = list(enumerate(map(comparison, predicted.answers)))
+    return predicted, sorted(values, key=lambda each: -each[1])
 
 
 def _classify_example(facts: AdapterFacts) -> dict[str, Any]:
-    given: Any = list(_EXAMPLE) if facts.texts == 2 else _EXAMPLE[0]
-    return {"model": facts.model, "input": [given]}
+    text: Any = list(_EXAMPLE) if facts.texts == 2 else _EXAMPLE[0]
+    return {"model": facts.model, "input": [text]}
 
 
 def _score_example(facts: AdapterFacts) -> dict[str, Any]:

@@ -84,65 +84,65 @@ class EndpointInfo(BaseModel):
 
 
 async def _embed(call: Call) -> list[list[float]]:
-    asked: EmbedRequest = call.body
-    facts = await chosen_facts(call, asked.model, gives_vectors)
-    _check_embed(asked, facts)
-    texts = await listed_inputs(call, asked.inputs, facts, "inputs")
-    found = await call.predict(facts.model, texts, truncate=asked.truncate)
-    vectors = [answer["vector"] for answer in found.answers]
-    return _of_length(vectors, asked)
+    request: EmbedRequest = call.body
+    facts = await chosen_facts(call, request.model, gives_vectors)
+    _check_embed(request, facts)
+    texts = await listed_inputs(call, request.inputs, facts, "inputs")
+    predicted = await call.predict(facts.model, texts, truncate=request.truncate)
+    vectors = [answer["vector"] for answer in predicted.answers]
+    return _of_length(vectors, request)
 
 
-def _check_embed(asked: EmbedRequest, facts: AdapterFacts) -> None:
+def _check_embed(request: EmbedRequest, facts: AdapterFacts) -> None:
     """Reject options that would change the adapter's vectors."""
-    own, prefixes = asked.prompt_name, ("query_prefix", "passage_prefix")
+    own, prefixes = request.prompt_name, ("query_prefix", "passage_prefix")
     query, passage = (getattr(facts.predictor.task, name, "") for name in prefixes)
     if own not in (None, "query") and query != passage:
         raise RequestError(
             f"no prompt {own!r}", parameter="prompt_name", expected=f"query, which is {query!r}"
         )
-    if asked.truncate and asked.truncation_direction.lower() == "left":
+    if request.truncate and request.truncation_direction.lower() == "left":
         raise RequestError(
             "texts are cut at their end", parameter="truncation_direction", expected="right"
         )
 
 
-def _of_length(vectors: list[list[float]], asked: EmbedRequest) -> list[list[float]]:
+def _of_length(vectors: list[list[float]], request: EmbedRequest) -> list[list[float]]:
     """Return the adapter's vectors, normalized to length 1 if requested."""
-    check_dimensions(asked.dimensions, vectors)
-    if asked.normalize is None:
+    check_dimensions(request.dimensions, vectors)
+    if request.normalize is None:
         return vectors
     sizes = [math.hypot(*each) for each in vectors]
     same = all(abs(size - 1) < _LENGTH_1 for size in sizes)
-    if same and not asked.normalize:
+    if same and not request.normalize:
         raise RequestError(
             "the vectors of this adapter have length 1",
             parameter="normalize",
             expected="normalize: true, or a request without it",
         )
-    if same or not asked.normalize:
+    if same or not request.normalize:
         return vectors
     pairs = zip(vectors, sizes, strict=True)
     return [[value / max(size, 1e-12) for value in each] for each, size in pairs]
 
 
 async def _predict(call: Call) -> list[Any]:
-    asked: PredictPairsRequest = call.body
-    if asked.raw_scores:
+    request: PredictPairsRequest = call.body
+    if request.raw_scores:
         raise RequestError(
             "scores before the softmax", parameter="raw_scores", expected="raw_scores: false"
         )
-    facts = await chosen_facts(call, asked.model, gives_scores)
-    given = asked.inputs
-    if not given:
+    facts = await chosen_facts(call, request.model, gives_scores)
+    value = request.inputs
+    if not value:
         raise RequestError("no input", parameter="inputs", expected="one text or more")
-    single = isinstance(given, str) or isinstance(given[0], str)
-    items: list[Any] = [given] if single else list(given)
+    single = isinstance(value, str) or isinstance(value[0], str)
+    items: list[Any] = [value] if single else list(value)
     inputs = [each if isinstance(each, str) else _one_or_two(each) for each in items]
-    found = await call.predict(facts.model, inputs, truncate=asked.truncate)
+    predicted = await call.predict(facts.model, inputs, truncate=request.truncate)
     answers = [
         [{"score": score, "label": label} for label, score in ranked_classes(each)]
-        for each in found.answers
+        for each in predicted.answers
     ]
     return answers[0] if single else answers
 

@@ -31,20 +31,20 @@ def generation_options(names: dict[str, str], **options: Any) -> GenerationOptio
     Raises:
         RequestError: an option is out of range.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     try:
-        return GenerationOptions(**given)
+        return GenerationOptions(**chosen)
     except ConfigError as error:
-        name = next((each for each in given if error.problem.startswith(each)), "")
+        name = next((each for each in chosen if error.problem.startswith(each)), "")
         words = [error.problem, error.expected]
         for own, shown in names.items():
             words = [each.replace(own, shown) for each in words]
         raise RequestError(words[0], parameter=names.get(name, name), expected=words[1]) from error
 
 
-def stop_texts(given: str | list[str] | None) -> tuple[str, ...]:
+def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
     """Return the stop texts."""
-    return (given,) if isinstance(given, str) else tuple(given or ())
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 async def start_texts(
@@ -56,10 +56,10 @@ async def start_texts(
         LimitError: there are too many prompts.
         AdapterhubError: a text cannot be generated.
     """
-    asked, limit = list(prompts), call.service.limits.inputs
-    if len(asked) > limit:
-        raise LimitError(f"{len(asked):,} prompts", expected=f"at most {limit:,}")
-    started = [await call.generate(model, prompt, options) for prompt in asked]
+    every, limit = list(prompts), call.service.limits.inputs
+    if len(every) > limit:
+        raise LimitError(f"{len(every):,} prompts", expected=f"at most {limit:,}")
+    started = [await call.generate(model, prompt, options) for prompt in every]
     for each in started:
         await call.before_deadline(each.begin())
     return started
