@@ -125,25 +125,25 @@ def visitor_of(
     if operator and hmac.compare_digest(operator, digest):
         return Visitor("operator", "command line", ADMIN, True, digest=digest)
     own = namespaces.alias()
-    found = connection.execute(
+    row = connection.execute(
         select(tokens, own.c.name.label("owner"), own.c.is_admin, own.c.is_disabled)
         .join(own, own.c.id == tokens.c.user)
         .where(tokens.c.sha256 == digest)
     ).first()
-    if found is None or found.is_disabled:
+    if row is None or row.is_disabled:
         return None
-    if found.expires is not None and found.expires <= now_text():
+    if row.expires is not None and row.expires <= now_text():
         return None
-    roles, orgs = _memberships(connection, found.user)
+    roles, orgs = _memberships(connection, row.user)
     return Visitor(
-        found.owner,
-        found.name,
-        found.role,
-        bool(found.is_admin) and found.scope is None,
+        row.owner,
+        row.name,
+        row.role,
+        bool(row.is_admin) and row.scope is None,
         roles,
-        found.scope,
-        [name for org, name in orgs.items() if found.scope in (None, org)],
-        found.sha256,
+        row.scope,
+        [name for org, name in orgs.items() if row.scope in (None, org)],
+        row.sha256,
     )
 
 
@@ -210,18 +210,18 @@ def create_namespace(
         raise ConfigError(
             f"{name!r} cannot be the name of a user or organisation", expected=NAME_RULE
         )
-    if known := find_owner(connection, name):
+    if existing := find_owner(connection, name):
         kinds = {"user": "user", "org": "organisation"}
         raise ConfigError(
-            f"there is a{'n' * (known.kind == 'org')} {kinds[known.kind]} {known.name}"
+            f"there is a{'n' * (existing.kind == 'org')} {kinds[existing.kind]} {existing.name}"
         )
     _forget_mirrored(connection, name)
-    made = connection.execute(
+    result = connection.execute(
         insert(namespaces).values(
             name=name, folded=name.casefold(), kind=kind, is_admin=is_admin, created=now_text()
         )
     )
-    return Owner(inserted_id(made), name, kind)
+    return Owner(inserted_id(result), name, kind)
 
 
 def mirror_namespace(connection: Connection, upstream: str) -> Owner:
@@ -239,12 +239,12 @@ def mirror_namespace(connection: Connection, upstream: str) -> Owner:
                 hint="another folder for another upstream",
             )
         return _owner_of(row)
-    made = connection.execute(
+    result = connection.execute(
         insert(namespaces).values(
             name=upstream, folded=upstream, kind=MIRROR, is_admin=False, created=now_text()
         )
     )
-    return Owner(inserted_id(made), upstream, MIRROR)
+    return Owner(inserted_id(result), upstream, MIRROR)
 
 
 def _forget_mirrored(connection: Connection, owner: str) -> None:
@@ -258,10 +258,10 @@ def _forget_mirrored(connection: Connection, owner: str) -> None:
     )
 
 
-def inserted_id(made: CursorResult[Any]) -> int:
+def inserted_id(result: CursorResult[Any]) -> int:
     """Return the id of an inserted row."""
-    assert made.inserted_primary_key is not None
-    return int(made.inserted_primary_key[0])
+    assert result.inserted_primary_key is not None
+    return int(result.inserted_primary_key[0])
 
 
 def require_owner(connection: Connection, name: str, kind: str = "") -> Owner:
@@ -270,13 +270,13 @@ def require_owner(connection: Connection, name: str, kind: str = "") -> Owner:
     Raises:
         ConfigError: it does not exist or is of another kind.
     """
-    found = find_owner(connection, name)
-    if found is None or kind not in ("", found.kind):
-        known = connection.execute(select(namespaces.c.name, namespaces.c.kind)).all()
-        near = did_you_mean(name, [row.name for row in known if kind in ("", row.kind)])
-        said = {"user": "user", "org": "organisation"}.get(kind, "user or organisation")
-        raise ConfigError(f"there is no {said} {name!r}{near}", hint="adapterhub hub user DIR")
-    return found
+    owner = find_owner(connection, name)
+    if owner is None or kind not in ("", owner.kind):
+        rows = connection.execute(select(namespaces.c.name, namespaces.c.kind)).all()
+        near = did_you_mean(name, [row.name for row in rows if kind in ("", row.kind)])
+        noun = {"user": "user", "org": "organisation"}.get(kind, "user or organisation")
+        raise ConfigError(f"there is no {noun} {name!r}{near}", hint="adapterhub hub user DIR")
+    return owner
 
 
 def set_user(
@@ -315,10 +315,10 @@ def remove_user(connection: Connection, name: str) -> Owner:
     """
     owner = require_owner(connection, name, "user")
     own = select(repositories.c.name).where(repositories.c.namespace == owner.id)
-    if kept := connection.execute(own.order_by(repositories.c.name)).scalars().all():
+    if owned := connection.execute(own.order_by(repositories.c.name)).scalars().all():
         raise ConfigError(
-            f"{owner.name} has {len(kept)} {'repository' if len(kept) == 1 else 'repositories'}",
-            offenders=kept[:20],
+            f"{owner.name} has {len(owned)} {'repository' if len(owned) == 1 else 'repositories'}",
+            offenders=owned[:20],
             hint="delete or move them first, or --disable, which keeps them",
         )
     connection.execute(delete(namespaces).where(namespaces.c.id == owner.id))
@@ -385,8 +385,8 @@ def revoke_hub_token(connection: Connection, name: str) -> None:
         ConfigError: no token has this name.
     """
     if not connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount:
-        known = connection.execute(select(tokens.c.name)).scalars().all()
-        raise ConfigError(f"no token has the name {name!r}{did_you_mean(name, known)}")
+        names = connection.execute(select(tokens.c.name)).scalars().all()
+        raise ConfigError(f"no token has the name {name!r}{did_you_mean(name, names)}")
 
 
 def count_tokens(connection: Connection) -> int:
@@ -423,8 +423,8 @@ def change_owner(connection: Connection, owner: int, rules: str, quota: int | No
 
 def free_token_name(connection: Connection, user: str) -> str:
     """Return a name for the next token of a user."""
-    known = set(connection.execute(select(tokens.c.name)).scalars())
-    return next(name for n in range(1, 1_000_000) if (name := f"{user}-{n}") not in known)
+    taken = set(connection.execute(select(tokens.c.name)).scalars())
+    return next(name for n in range(1, 1_000_000) if (name := f"{user}-{n}") not in taken)
 
 
 def token_rows(connection: Connection) -> list[dict[str, str | None]]:
@@ -454,16 +454,16 @@ UPLOAD_SECONDS = 24 * 3600.0
 
 def sealed_text(secret: bytes, kind: str, parts: Sequence[str], seconds: float) -> str:
     """Return a signed text of these parts that expires; no part may contain a dot."""
-    said = ".".join((*parts, str(int(time.time() + seconds))))
-    return f"{said}.{_mark(secret, kind, said)}"
+    payload = ".".join((*parts, str(int(time.time() + seconds))))
+    return f"{payload}.{_mark(secret, kind, payload)}"
 
 
 def read_sealed(secret: bytes, kind: str, text: str) -> list[str] | None:
     """Return the parts of a signed text; None if the signature is invalid or expired."""
-    said, _, mark = text.rpartition(".")
-    if not hmac.compare_digest(mark.encode(), _mark(secret, kind, said).encode()):
+    payload, _, mark = text.rpartition(".")
+    if not hmac.compare_digest(mark.encode(), _mark(secret, kind, payload).encode()):
         return None
-    *parts, expires = said.split(".")
+    *parts, expires = payload.split(".")
     return parts if expires.isdecimal() and int(expires) > time.time() else None
 
 
@@ -494,10 +494,10 @@ def session_visitor(connection: Connection, cookie: str) -> Visitor:
         .join(sessions, sessions.c.token == tokens.c.id)
         .where(sessions.c.sha256 == digest_of_token(cookie), sessions.c.expires > now_text())
     ).scalar()
-    found = visitor_of(connection, digest=digest) if digest else None
-    return replace(found, role=READ) if found else Visitor()
+    visitor = visitor_of(connection, digest=digest) if digest else None
+    return replace(visitor, role=READ) if visitor else Visitor()
 
 
-def _mark(secret: bytes, kind: str, said: str) -> str:
-    digest = hmac.new(secret, f"{kind}\0{said}".encode(), hashlib.sha256).digest()
+def _mark(secret: bytes, kind: str, payload: str) -> str:
+    digest = hmac.new(secret, f"{kind}\0{payload}".encode(), hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -120,18 +120,18 @@ def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
         ConfigError: there is no hub, or a server is running on it.
         FileError: a newer release has changed it.
     """
-    found = schema_revision(place)
-    if found is None:
+    revision = schema_revision(place)
+    if revision is None:
         raise ConfigError(f"no hub in {place}")
     target = _newest(versions) if versions else SCHEMA_REVISION
-    if found == target:
+    if revision == target:
         return None
-    if found > target:
+    if revision > target:
         require_schema(place)
     if not isinstance(place, Path):
         with _told(place), closing(open_database(place)) as database, database.alone():
             _migrate(database.engine, versions)
-        return found
+        return revision
     path = place / DATABASE
     with _told(place), serving_alone(place):
         staged = place / "upgrading.sqlite"
@@ -143,7 +143,7 @@ def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
         _leave_wal(path)
         os.replace(staged, path)
         sync_folder(place)
-    return found
+    return revision
 
 
 @contextmanager
@@ -156,14 +156,14 @@ def _told(place: HubPlace) -> Iterator[None]:
     """
     from alembic.util import CommandError
 
-    where = place if isinstance(place, Path) else Path(str(place))
+    path = place if isinstance(place, Path) else Path(str(place))
     try:
-        with explained(where):
+        with explained(path):
             yield
     except (sqlite3.Error, DBAPIError, CommandError, BusyError, FullDiskError) as error:
-        said = " ".join(str(getattr(error, "orig", error)).split())[:200]
+        message = " ".join(str(getattr(error, "orig", error)).split())[:200]
         raise OutputError(
-            f"{place} cannot be written: {said}",
+            f"{place} cannot be written: {message}",
             expected="room on the disk, tables of a release, and no other program in the database",
             hint="try again; everything is as it was",
         ) from None
@@ -194,13 +194,13 @@ def _fill(source: Path, place: HubPlace, bucket: str | None) -> int:
             if connection.execute(select(namespaces.c.id).limit(1)).first() is not None:
                 raise OutputError(f"{place} has a hub", expected="a database without one")
         with old.database.reading() as connection:
-            found = [BlobInfo(*row) for row in connection.execute(select(blobs))]
-            for info in found:
+            infos = [BlobInfo(*row) for row in connection.execute(select(blobs))]
+            for info in infos:
                 with old.blobs.file(info.sha256) as path:
                     new.blobs.send(StagedBlob(path, info))
             with new.database.writing() as target:
                 _copy_rows(connection, target)
-    return len(found)
+    return len(infos)
 
 
 def _copy_rows(source: Connection, target: Connection) -> None:

@@ -165,8 +165,8 @@ class Blobs(ABC):
             state, now = self.state(info.sha256), time.monotonic()
             if state[:1] != (info.size,):
                 return False
-            known, until = self._intact.get(info.sha256, ((), 0.0))
-            if known != state or until < now:
+            checked, until = self._intact.get(info.sha256, ((), 0.0))
+            if checked != state or until < now:
                 if self.digest(info.sha256) != FileDigest(info.size, info.sha256):
                     return False
                 self._note_intact(info.sha256, state)
@@ -242,10 +242,10 @@ class BlobFolder(Blobs):
     def state(self, sha256: str) -> tuple[int, ...]:
         """Return the size of a file and a stamp that changes on each write; empty if missing."""
         try:
-            found = self.path(sha256).stat()
+            status = self.path(sha256).stat()
         except OSError:
             return ()
-        return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
     def read(self, sha256: str, most: int) -> bytes:
         """Read the first bytes of a file; empty if a mirror has not fetched it."""
@@ -311,16 +311,16 @@ class BlobFolder(Blobs):
 
     def collect_uploads(self, before: float, *, dry_run: bool) -> int:
         """Remove incomplete uploads last written before a time; return their number."""
-        found = 0
+        count = 0
         for place in (self.incoming, self._parts):
             for path in place.iterdir() if place.exists() else ():
                 with suppress(FileNotFoundError):  # received and stored just now
                     inside = path.iterdir() if path.is_dir() else ()
                     if max(p.stat().st_mtime for p in (path, *inside)) < before:
-                        found += 1
+                        count += 1
                         if not dry_run:
                             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return found
+        return count
 
 
 class BlobReceiver:

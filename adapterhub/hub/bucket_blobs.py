@@ -66,11 +66,11 @@ class BlobBucket(Blobs):
         """Return the size of a file and a stamp that changes on each write; empty if missing."""
         with self._reached():
             try:
-                found = self._objects.head(_place(sha256))
+                meta = self._objects.head(_place(sha256))
             except FileNotFoundError:
                 return ()
-        written = int(1000 * found["last_modified"].timestamp())
-        return int(found["size"]), hash(found["e_tag"]), written
+        written = int(1000 * meta["last_modified"].timestamp())
+        return int(meta["size"]), hash(meta["e_tag"]), written
 
     def read(self, sha256: str, most: int) -> bytes:
         """Read the first bytes of a file; empty if a mirror has not fetched it."""
@@ -107,10 +107,10 @@ class BlobBucket(Blobs):
         """Read a range of bytes of a file, by default to its end."""
         with self._reached():
             try:
-                found = self._objects.get(_place(sha256), options={"range": (first, end)})
+                result = self._objects.get(_place(sha256), options={"range": (first, end)})
             except FileNotFoundError:
                 raise _MissingError(_place(sha256)) from None
-            return bytes(found.bytes())
+            return bytes(result.bytes())
 
     def address(self, sha256: str) -> str:
         """Return an address where clients may download a file directly for some minutes."""
@@ -182,7 +182,7 @@ class BlobBucket(Blobs):
         try:
             with self._reached():
                 self._objects.put(name, b"1")
-                found = bytes(self._objects.get(name).bytes())
+                content = bytes(self._objects.get(name).bytes())
                 self._objects.delete(name)
         except UnreachedBucketError as error:
             raise ConfigError(
@@ -191,7 +191,7 @@ class BlobBucket(Blobs):
                 hint="the cloud's environment variables: AWS_ACCESS_KEY_ID, AWS_REGION, "
                 "AWS_ENDPOINT_URL, ...",
             ) from None
-        if found != b"1":
+        if content != b"1":
             raise ConfigError(f"{self.url} does not keep the data written to it")
 
     def pieces(self, sha256: str) -> Iterator[bytes]:
@@ -201,10 +201,10 @@ class BlobBucket(Blobs):
     def _pieces(self, path: str) -> Iterator[bytes]:
         with self._reached():
             try:
-                found = self._objects.get(path)
+                result = self._objects.get(path)
             except FileNotFoundError:
                 raise _MissingError(path) from None
-            yield from map(bytes, found.stream(_PIECE))
+            yield from map(bytes, result.stream(_PIECE))
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, float]]:
         """Yield the objects below a prefix, with the time when each was written."""

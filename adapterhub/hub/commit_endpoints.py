@@ -110,13 +110,13 @@ class CommitLines:
         before = len(self._line)
         self._line += data[place:] if end < 0 else data[place:end]
         if self._staged is None and before < _MOST_PREFIX:
-            found = _CONTENT.match(self._line[:_MOST_PREFIX])
-            if found is not None:
-                del self._line[found.end() :]
+            match = _CONTENT.match(self._line[:_MOST_PREFIX])
+            if match is not None:
+                del self._line[match.end() :]
                 self._receiver = self._blobs.receive(
                     self._most_file, "the most that this hub takes"
                 )
-                return place + found.end() - before
+                return place + match.end() - before
         if len(self._line) > MOST_LINE:
             raise TooManyBytesError(f"a line of the commit has more than {MOST_LINE:,} bytes")
         if end < 0:
@@ -253,11 +253,11 @@ def preupload(call: HubCall) -> Response:
         rules = check_room(call.hub, connection, own, sum(sizes), is_early=True)
     call.hub.blobs.require_room(sum(sizes))
     ignored = _ignored(call, fields.get("gitIgnore"), tree)
-    found = [
+    answers = [
         _way(call, file, size, tree, rules, ignored)
         for file, size in zip(files, sizes, strict=True)
     ]
-    return json_answer({"files": found})
+    return json_answer({"files": answers})
 
 
 async def commit(call: HubCall) -> Response:
@@ -327,14 +327,14 @@ def _way(
             f"{call.hub.options.max_file:,} (--max-file)"
         )
     is_large = size > call.hub.options.regular_max or path.lower().endswith(_ALWAYS_LARGE)
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "path": path,
         "uploadMode": "lfs" if is_large else "regular",
         "shouldIgnore": False,
     }
     if path in tree and call.hub.blobs.is_intact(tree[path]):
-        found["oid"] = tree[path].sha256 if is_large else tree[path].git_sha1
-    return found
+        answer["oid"] = tree[path].sha256 if is_large else tree[path].git_sha1
+    return answer
 
 
 def _check_sample(path: str, sample: object, rules: NamespaceRules) -> None:
@@ -351,9 +351,9 @@ def _check_sample(path: str, sample: object, rules: NamespaceRules) -> None:
         )
 
 
-def _ignored(call: HubCall, given: object, tree: Tree) -> pathspec.PathSpec[Any] | None:
+def _ignored(call: HubCall, value: object, tree: Tree) -> pathspec.PathSpec[Any] | None:
     """Return the ignore patterns, from the request's ignore file or the repository's."""
-    text = given if isinstance(given, str) else ""
+    text = value if isinstance(value, str) else ""
     if not text and _IGNORE in tree:
         text = call.hub.blobs.read(tree[_IGNORE].sha256, _MOST_IGNORE).decode("utf-8", "replace")
     if not text:

@@ -143,15 +143,15 @@ def oid_of_tree(tree: Tree) -> str:
 
 def read_tree(connection: Connection, oid: str) -> Tree:
     """Read a tree. Trees never change, so small ones are cached."""
-    found = _kept.get(oid)
-    if found is None:
+    tree = _kept.get(oid)
+    if tree is None:
         text = connection.execute(select(trees.c.files).where(trees.c.oid == oid)).scalar_one()
-        found = {path: BlobInfo(*info) for path, info in json.loads(text).items()}
-        if len(found) <= _MOST_KEPT_FILES:
+        tree = {path: BlobInfo(*info) for path, info in json.loads(text).items()}
+        if len(tree) <= _MOST_KEPT_FILES:
             if len(_kept) >= _MOST_KEPT:
                 _kept.pop(next(iter(_kept)), None)
-            _kept[oid] = found
-    return found
+            _kept[oid] = tree
+    return tree
 
 
 def _written(tree: Tree) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def entries_below(
     inside = _files_below(tree, prefix)
     if not inside and folder:
         return None
-    found: dict[str, BlobInfo | FolderInfo] = {}
+    entries: dict[str, BlobInfo | FolderInfo] = {}
     digests: dict[str, Any] = {}  # by folder; the files of each folder arrive in order
     for path, blob in inside:
         parts = path[len(prefix) :].split("/")
@@ -177,9 +177,9 @@ def entries_below(
             name = prefix + "/".join(parts[:depth])
             digests.setdefault(name, hashlib.sha1()).update(_line(path, blob))
         if recursive or len(parts) == 1:
-            found[path] = blob
-    found |= {name: FolderInfo(name, each.hexdigest()) for name, each in digests.items()}
-    return sorted(found.items())
+            entries[path] = blob
+    entries |= {name: FolderInfo(name, each.hexdigest()) for name, each in digests.items()}
+    return sorted(entries.items())
 
 
 def oid_of_folder(tree: Tree, folder: str) -> str:
@@ -305,12 +305,12 @@ def changed_tree(
         if tree.pop(path, None) is None:
             raise MissingEntryError(f"A file with this name doesn't exist: {one_line(path, 200)}")
     folders = {name.rstrip("/"): name for name in change.removed_folders}
-    found = set()
+    existing = set()
     for path in [*tree] if folders else ():
         if above := {path[:end] for end in _folder_ends(path)} & folders.keys():
-            found |= above
+            existing |= above
             del tree[path]
-    for name in folders.keys() - found:
+    for name in folders.keys() - existing:
         raise MissingEntryError(
             f"A file with this name doesn't exist: {one_line(folders[name], 200)}"
         )
@@ -326,10 +326,10 @@ def _large_files(
     Raises:
         HubRefusal: a file was not uploaded, or its size differs.
     """
-    found = granted(connection, repository, {sha256 for sha256, _ in large.values()})
+    allowed = granted(connection, repository, {sha256 for sha256, _ in large.values()})
     named = {}
     for path, (sha256, size) in large.items():
-        blob = found.get(sha256)
+        blob = allowed.get(sha256)
         if blob is None or size not in (-1, blob.size):
             raise HubRefusal(
                 f"{one_line(path, 200)}: no file with sha256 {sha256} and this size was uploaded "
@@ -364,24 +364,24 @@ def grant(
     connection: Connection, repository: int, infos: Iterable[BlobInfo], *, is_committed: bool = True
 ) -> None:
     """Grant files to a repository; they are stored by the end of the transaction."""
-    wanted = {info.sha256: info for info in infos}
-    if not wanted:
+    by_digest = {info.sha256: info for info in infos}
+    if not by_digest:
         return
     known = set(
-        connection.execute(select(blobs.c.sha256).where(blobs.c.sha256.in_(wanted))).scalars()
+        connection.execute(select(blobs.c.sha256).where(blobs.c.sha256.in_(by_digest))).scalars()
     )
-    if new := [info for info in wanted.values() if info.sha256 not in known]:
+    if new := [info for info in by_digest.values() if info.sha256 not in known]:
         connection.execute(insert(blobs), [vars(info) for info in new])
     own = grants.c.repository == repository
     rows = connection.execute(
-        select(grants.c.sha256, grants.c.is_committed).where(own, grants.c.sha256.in_(wanted))
+        select(grants.c.sha256, grants.c.is_committed).where(own, grants.c.sha256.in_(by_digest))
     ).all()
     had = {row.sha256: row.is_committed for row in rows}
     now = now_text()
-    if fresh := [sha256 for sha256 in wanted if sha256 not in had]:
+    if fresh := [sha256 for sha256 in by_digest if sha256 not in had]:
         changes_of(connection).granted |= {(repository, sha256) for sha256 in fresh}
-        kept = (promises.c.repository == repository, promises.c.sha256.in_(fresh))
-        connection.execute(delete(promises).where(*kept))
+        fulfilled = (promises.c.repository == repository, promises.c.sha256.in_(fresh))
+        connection.execute(delete(promises).where(*fulfilled))
         connection.execute(
             insert(grants),
             [
@@ -500,7 +500,7 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
         MissingRevisionError: the revision does not exist.
     """
     name = name_of_ref(revision)
-    found = connection.execute(
+    row = connection.execute(
         select(commits)
         .join(
             refs,
@@ -517,17 +517,17 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
         .order_by(refs.c.kind)
         .limit(1)
     ).first()
-    if found is None and re.fullmatch("[0-9a-f]{7,39}", name):
+    if row is None and re.fullmatch("[0-9a-f]{7,39}", name):
         starting = select(commits).where(
             commits.c.repository == repository,
             commits.c.oid.startswith(name),
             commits.c.is_removed.is_(False),
         )
         short = connection.execute(starting.limit(2)).all()
-        found = short[0] if len(short) == 1 else None
-    if found is None:
+        row = short[0] if len(short) == 1 else None
+    if row is None:
         raise MissingRevisionError(revision)
-    return _record(found)
+    return _record(row)
 
 
 def name_of_ref(revision: str) -> str:
@@ -542,10 +542,10 @@ def history(
     connection: Connection, repository: int, start: CommitRecord, most: int
 ) -> list[CommitRecord]:
     """Return the history of a commit, newest first, without removed commits."""
-    found: list[CommitRecord] = []
+    walked: list[CommitRecord] = []
     here: CommitRecord | None = start
-    while here is not None and len(found) < most:
-        found.append(here)
+    while here is not None and len(walked) < most:
+        walked.append(here)
         parent = here.parent
         here = None
         while parent is not None and here is None:
@@ -553,7 +553,7 @@ def history(
                 select(commits).where(commits.c.repository == repository, commits.c.oid == parent)
             ).one()
             parent, here = row.parent, None if row.is_removed else _record(row)
-    return found
+    return walked
 
 
 def last_commits(
@@ -563,18 +563,18 @@ def last_commits(
 
     For paths unchanged in the last `MOST_WALKED` commits, return the oldest commit that was read.
     """
-    found: dict[str, CommitRecord] = {}
+    latest: dict[str, CommitRecord] = {}
     walked = history(connection, repository, start, MOST_WALKED)
     new = read_tree(connection, start.tree)
     for here, parent in zip(walked, [*walked[1:], None], strict=True):
         old: Tree = read_tree(connection, parent.tree) if parent else {}
         changed = {path for path in {*new, *old} if new.get(path) != old.get(path)}
         changed |= {path[:end] for path in changed for end in _folder_ends(path)}
-        found |= {path: here for path in paths if path in changed and path not in found}
-        if len(found) == len({*paths}):
+        latest |= {path: here for path in paths if path in changed and path not in latest}
+        if len(latest) == len({*paths}):
             break
         new = old
-    return {path: found.get(path, walked[-1]) for path in paths}
+    return {path: latest.get(path, walked[-1]) for path in paths}
 
 
 def _folder_ends(path: str) -> list[int]:
@@ -583,13 +583,13 @@ def _folder_ends(path: str) -> list[int]:
 
 def refs_of(connection: Connection, repository: int) -> dict[str, dict[str, str]]:
     """Return the commits of branches and tags, by kind and name."""
-    found: dict[str, dict[str, str]] = {BRANCH: {}, TAG: {}}
+    by_kind: dict[str, dict[str, str]] = {BRANCH: {}, TAG: {}}
     rows = connection.execute(
         select(refs).where(refs.c.repository == repository).order_by(refs.c.name)
     )
     for row in rows:
-        found[row.kind][row.name] = row.commit
-    return found
+        by_kind[row.kind][row.name] = row.commit
+    return by_kind
 
 
 def move_ref(connection: Connection, repository: int, kind: str, name: str, commit: str) -> None:

@@ -106,11 +106,11 @@ class FullText:
 
     def write(self, connection: Connection, repository: int, tokens: str) -> None:
         """Index a repository; prefixes expand to its words."""
-        found = [*dict.fromkeys(tokens.split())]
-        values = {"repository": repository, "tokens": tokens, "terms": _terms(found)}
-        given = {name: value for name, value in values.items() if f":{name}" in self.add}
-        connection.execute(text(self.add), given)
-        words = [{"word": word} for word in found if word[0] != "_" and len(word) <= _LONGEST]
+        unique = [*dict.fromkeys(tokens.split())]
+        values = {"repository": repository, "tokens": tokens, "terms": _terms(unique)}
+        parameters = {name: value for name, value in values.items() if f":{name}" in self.add}
+        connection.execute(text(self.add), parameters)
+        words = [{"word": word} for word in unique if word[0] != "_" and len(word) <= _LONGEST]
         if words:
             statement = "INSERT INTO listing_words VALUES (:word) ON CONFLICT DO NOTHING"
             connection.execute(text(statement), words)
@@ -118,8 +118,8 @@ class FullText:
     def erase(self, connection: Connection, repository: int, tokens: str) -> None:
         """Remove a repository, indexed under these tokens, from the index."""
         values = {"repository": repository, "tokens": tokens}
-        given = {name: value for name, value in values.items() if f":{name}" in self.remove}
-        connection.execute(text(self.remove), given)
+        parameters = {name: value for name, value in values.items() if f":{name}" in self.remove}
+        connection.execute(text(self.remove), parameters)
 
     def match(self, connection: Connection, labels: Iterable[str], prefixes: Iterable[str]) -> str:
         """Return the match expression for all of these labels and word prefixes."""
@@ -129,10 +129,10 @@ class FullText:
     def count(self, connection: Connection, match: str, most: int) -> int:
         """Return the number of matching rows, at most `most`."""
         statement = f"SELECT count(*) FROM (SELECT 1 FROM listing_texts t WHERE {self.matches} "
-        found = connection.execute(
+        result = connection.execute(
             text(f"{statement} LIMIT :most) AS found"), {"match": match, "most": most}
         )
-        return int(found.scalar_one())
+        return int(result.scalar_one())
 
     def search(self, seen: str, order: str, *, sorts: bool) -> str:
         """Return a query that sorts the matches, or one that reads all rows in order.
@@ -259,9 +259,9 @@ class Changes:
     @property
     def repositories(self) -> set[int]:
         """The repositories that were changed."""
-        found = {*self.moved, *(each.repository for each in self.versions)}
-        found |= {own for own, _ in self.commits} | {own for own, _ in self.granted}
-        return found | {own for own, _, _ in self.refs}
+        ids = {*self.moved, *(each.repository for each in self.versions)}
+        ids |= {own for own, _ in self.commits} | {own for own, _ in self.granted}
+        return ids | {own for own, _, _ in self.refs}
 
     def check_admitted(self) -> None:
         """Refuse to end a transaction that bypassed the gate.
@@ -275,8 +275,8 @@ class Changes:
 
 def changes_of(connection: Connection) -> Changes:
     """Return the record of changes of a connection's transaction."""
-    found: Changes = connection.get_execution_options()[CHANGES]
-    return found
+    changes: Changes = connection.get_execution_options()[CHANGES]
+    return changes
 
 
 def received_reader(connection: Connection, folder: Blobs) -> Callable[[str, int], bytes]:
@@ -336,12 +336,12 @@ def _next_id(context: Any) -> int:
     table = context.compiled.statement.table
     own, connection = f"highest id of {table.name}", context.connection
     kept = connection.scalar(select(settings.c.value).where(settings.c.key == own))
-    found = max(int(kept or 0), connection.scalar(select(func.max(table.c.id))) or 0) + 1
+    number = max(int(kept or 0), connection.scalar(select(func.max(table.c.id))) or 0) + 1
     if kept is None:
-        connection.execute(insert(settings).values(key=own, value=str(found)))
+        connection.execute(insert(settings).values(key=own, value=str(number)))
     else:
-        connection.execute(update(settings).where(settings.c.key == own).values(value=str(found)))
-    return found
+        connection.execute(update(settings).where(settings.c.key == own).values(value=str(number)))
+    return number
 
 
 def _own_id() -> Column[int]:
@@ -722,8 +722,8 @@ class SqliteDatabase(Database):
     def problems(self) -> list[str]:
         """Check the pages of the file and its indices."""
         with self.reading() as connection:
-            found = connection.execute(text("PRAGMA integrity_check(20)")).scalars().all()
-        return [f"{self.path.name}: {line}" for line in found if line != "ok"]
+            lines = connection.execute(text("PRAGMA integrity_check(20)")).scalars().all()
+        return [f"{self.path.name}: {line}" for line in lines if line != "ok"]
 
     def close(self) -> None:
         """Close all connections."""

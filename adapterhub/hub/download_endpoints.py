@@ -128,21 +128,21 @@ def _piece_in_memory(file: int, size: int, place: int) -> bytes | bytearray:
     return buffer if count == size else buffer[:count]
 
 
-def part_of(size: int, wanted: str, call: HubCall, tag: str) -> SentPart:
+def part_of(size: int, header: str, call: HubCall, tag: str) -> SentPart:
     """Return the range of a file that a request wants.
 
     Raises:
         HubRefusal: the file does not have this range.
     """
-    found = _RANGE.fullmatch(wanted.replace(" ", ""))
+    match = _RANGE.fullmatch(header.replace(" ", ""))
     condition = call.request.headers.get("if-range")
-    if found is None or not (found[1] or found[2]) or condition not in (None, tag):
+    if match is None or not (match[1] or match[2]) or condition not in (None, tag):
         return SentPart(0, size)
-    if found[1]:
-        first = int(found[1])
-        last = min(int(found[2]), size - 1) if found[2] else size - 1
+    if match[1]:
+        first = int(match[1])
+        last = min(int(match[2]), size - 1) if match[2] else size - 1
     else:
-        first, last = max(0, size - int(found[2])), size - 1
+        first, last = max(0, size - int(match[2])), size - 1
     if first > last or first >= size:
         raise HubRefusal(
             "the range is outside the file",

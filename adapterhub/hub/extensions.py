@@ -32,7 +32,7 @@ def about(call: HubCall) -> Response:
 def list_versions(call: HubCall) -> Response:
     """List the versions of an adapter, oldest first."""
     with call.hub.database.reading() as connection:
-        found = versions_of(connection, call.repository.id, call.hub.blobs.read)
+        versions = versions_of(connection, call.repository.id, call.hub.blobs.read)
     items = [
         {
             "version": each.name,
@@ -41,7 +41,7 @@ def list_versions(call: HubCall) -> Response:
             "tags": each.tags,
             "yanked": each.yanked,
         }
-        for each in found
+        for each in versions
     ]
     return json_answer({"versions": items, "highest": call.repository.highest})
 
@@ -109,12 +109,12 @@ def metrics(call: HubCall) -> Response:
         if call.visitor.is_operator:
             gauges["blob_bytes"] = select(func.coalesce(func.sum(blobs.c.size), 0))
         else:
-            seen: list[ColumnElement[bool]] = [repositories.c.is_private.is_(False)]
+            conditions: list[ColumnElement[bool]] = [repositories.c.is_private.is_(False)]
             if call.visitor.scope is not None:
-                seen.append(repositories.c.namespace == call.visitor.scope)
-            gauges = {name: each.where(*seen) for name, each in gauges.items()}
-        found = {name: connection.execute(each).scalar_one() for name, each in gauges.items()}
-    text = call.hub.metrics.text(found)
+                conditions.append(repositories.c.namespace == call.visitor.scope)
+            gauges = {name: each.where(*conditions) for name, each in gauges.items()}
+        values = {name: connection.execute(each).scalar_one() for name, each in gauges.items()}
+    text = call.hub.metrics.text(values)
     return Response(text, media_type="text/plain; version=0.0.4")
 
 

@@ -240,7 +240,7 @@ def _signed_files(
     version: str | None,
 ) -> dict[str, str]:
     """Return the files of a folder that a listed key has signed, with their digests."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for file, signature in ((MANIFEST_FILE, SIGNATURE_FILE), (BESIDE_FILE, BESIDE_SIGNATURE)):
         blob, signed = files.get(file), files.get(signature)
         if blob is None or signed is None:
@@ -252,11 +252,11 @@ def _signed_files(
             if each.is_valid and keys & {*rules.signers}:
                 data = read(blob.sha256, MAX_MANIFEST_BYTES)
                 if file == MANIFEST_FILE:
-                    found |= {file: blob.sha256, **from_json(data, file).files}
-                elif (beside := parse_beside(data)).manifest == found.get(MANIFEST_FILE):
-                    found |= beside.files
+                    digests |= {file: blob.sha256, **from_json(data, file).files}
+                elif (beside := parse_beside(data)).manifest == digests.get(MANIFEST_FILE):
+                    digests |= beside.files
                 break
-    return found
+    return digests
 
 
 def _is_loaded(name: str) -> bool:
@@ -285,9 +285,9 @@ def check_version(tree: Tree, read: ReadFile, version: str) -> None:
     except FileError as error:
         raise HubRefusal(f"{version}: {error.problem}") from None
     for file in {TENSORS_FILE, *manifest.files}:
-        found = tree.get(file)
-        if found is None or found.sha256 != manifest.files.get(file):
-            state = "is missing" if found is None else "is another one"
+        actual = tree.get(file)
+        if actual is None or actual.sha256 != manifest.files.get(file):
+            state = "is missing" if actual is None else "is another one"
             raise HubRefusal(
                 f"{version} would not be whole: {file}, as {MANIFEST_FILE} names it, {state}; "
                 "commit both, then tag the commit"
@@ -317,9 +317,9 @@ def _check_text(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> 
         return
     for finding in findings({path: data}):
         if "path" not in finding.problem and finding.code not in rules.findings:
-            where = f"{finding.place}: {finding.problem}"
+            detail = f"{finding.place}: {finding.problem}"
             raise HubRefusal(
-                f"{one_line(path, 200)}, {where}: {RULES['secrets']}. Remove it and revoke it; if "
+                f"{one_line(path, 200)}, {detail}: {RULES['secrets']}. Remove it and revoke it; if "
                 f"it is not one, an administrator allows it: adapterhub hub org DIR "
                 f"OWNER --allow-finding {finding.code}"
             )
@@ -365,7 +365,7 @@ def _start(file: BinaryIO, most: int) -> bytes:
 def _refuse(path: str, rule: str, rules: NamespaceRules, detail: str = "") -> None:
     if rule in rules.allowed:
         return
-    shown = f"{one_line(path, 200)}: {RULES[rule]}" + (
+    message = f"{one_line(path, 200)}: {RULES[rule]}" + (
         f" ({one_line(detail, 300)})" if detail else ""
     )
     remedy = {
@@ -374,7 +374,7 @@ def _refuse(path: str, rule: str, rules: NamespaceRules, detail: str = "") -> No
         "backbone": "Name the backbone by its id",
     }.get(rule, "Leave it out, or correct it")
     raise HubRefusal(
-        f"{shown}. {remedy}; or an administrator allows it: adapterhub hub org DIR OWNER "
+        f"{message}. {remedy}; or an administrator allows it: adapterhub hub org DIR OWNER "
         f"--allow {rule}"
     )
 
@@ -434,14 +434,14 @@ def check_files(
     Raises:
         HubRefusal: the rules do not allow one of them.
     """
-    found = set()
+    checked = set()
     for path, sha256, size in files:
         staged = (received or {}).get(path)
         check_name_of_file(path, rules)
         with open(staged.path, "rb") if staged is not None else hub.blobs.open(sha256) as file:
             check_contents(path, file, size, rules)
-        found.add((path, sha256))
-    return CheckedFiles(rules, frozenset(found))
+        checked.add((path, sha256))
+    return CheckedFiles(rules, frozenset(checked))
 
 
 def check_moved(hub: Hub, repository: HubRepository, rules: NamespaceRules) -> CheckedFiles:
@@ -521,8 +521,8 @@ class _Gate:
         Raises:
             HubRefusal: a rule is violated.
         """
-        found = (repository_of_id(self.connection, each) for each in self.changes.repositories)
-        known = {each.id: each for each in found if each is not None}
+        changed = (repository_of_id(self.connection, each) for each in self.changes.repositories)
+        known = {each.id: each for each in changed if each is not None}
         for repository in known.values():
             owner = namespace_of(self.connection, repository.namespace)
             if not repository.is_mirrored:

@@ -80,8 +80,8 @@ class Mirror:
             try:
                 await self._once(("refs", repository.id), partial(self._copies.refresh, repository))
             except HubRefusal as error:
-                said = getattr(error.__cause__, "problem", error.problem)
-                log.warning("cached files of %s are served: %s", repository.name, said)
+                message = getattr(error.__cause__, "problem", error.problem)
+                log.warning("cached files of %s are served: %s", repository.name, message)
         if oid := await run_sync(self._copies.unknown_commit, repository, revision):
             await self._once(
                 ("commit", repository.id, oid), partial(self._copies.add_commit, repository, oid)

@@ -96,10 +96,10 @@ class Upstream:
         missing = LyingUpstreamError(f"{path}: {self.url} lists it and does not give it")
         with _explained(path, missing):
             reader = self._reader(type, name, patience)
-            found = reader.download(name, commit, path, target, expected, progress=progress)
-        assert found.sha256 is not None
-        assert found.git_sha1 is not None
-        return BlobInfo(found.sha256, blob.size, found.git_sha1)
+            result = reader.download(name, commit, path, target, expected, progress=progress)
+        assert result.sha256 is not None
+        assert result.git_sha1 is not None
+        return BlobInfo(result.sha256, blob.size, result.git_sha1)
 
     def _reader(self, type: str, name: str, patience: float | None = None) -> HubReader:
         """Return a reader for one request: a client remembers that a server was slow."""
@@ -125,7 +125,7 @@ def _explained(subject: str, missing: HubRefusal) -> Iterator[None]:
     except NotPublishedError:
         raise missing from None
     except (RegistryError, FileError) as error:
-        said = "; ".join((error.problem, *error.offenders))
+        message = "; ".join((error.problem, *error.offenders))
         raise LyingUpstreamError(
-            f"{subject} is not cached here, and the upstream's files cannot be: {said}"
+            f"{subject} is not cached here, and the upstream's files cannot be: {message}"
         ) from error

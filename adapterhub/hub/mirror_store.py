@@ -134,22 +134,22 @@ class Copies:
                 f"{name} is not mirrored: {name.partition('/')[0]} is a name of this hub",
                 expected="a repository whose owner this hub has not",
             )
-        found = self._find(type, name)
-        if found is None:
-            found = self.add(type, name)
+        repository = self._find(type, name)
+        if repository is None:
+            repository = self.add(type, name)
         else:
-            self.refresh(found)
-        if oid := self.unknown_commit(found, revision):
-            self.add_commit(found, oid)
+            self.refresh(repository)
+        if oid := self.unknown_commit(repository, revision):
+            self.add_commit(repository, oid)
         with self.hub.database.reading() as connection:
-            commit = commit_at(connection, found.id, revision)
+            commit = commit_at(connection, repository.id, revision)
             tree = read_tree(connection, commit.tree)
-        report = MirrorReport(found.name, commit.oid, len(tree), size=sum_of_sizes(tree))
+        report = MirrorReport(repository.name, commit.oid, len(tree), size=sum_of_sizes(tree))
         with self.hub.database.reading() as connection:
             self._check_quota(name, report.size, self._quota(connection))
         for path, blob in tree.items():
-            if blob.size and not self.kept(found, blob):
-                self.fetch_file(found, commit.oid, path, blob)
+            if blob.size and not self.kept(repository, blob):
+                self.fetch_file(repository, commit.oid, path, blob)
                 report.fetched += 1
                 note(path)
         return report
@@ -165,8 +165,8 @@ class Copies:
 
     def is_due(self, repository: HubRepository) -> bool:
         """Return whether the upstream's refs are due for an update."""
-        now, asked = time.monotonic(), self._asked.get(repository.id)
-        is_old = asked is None or now - asked > REFS_SECONDS
+        now, last = time.monotonic(), self._asked.get(repository.id)
+        is_old = last is None or now - last > REFS_SECONDS
         return self.upstream is not None and is_old and now > self._quiet_until
 
     def add(self, type: str, name: str) -> HubRepository:
@@ -176,24 +176,24 @@ class Copies:
             MissingRepositoryError: the upstream lacks it, too.
             HubRefusal: the upstream does not respond, or not as a hub.
         """
-        if known := self._find(type, name):
-            return known
+        if existing := self._find(type, name):
+            return existing
         upstream = self._asked_upstream(name)
-        found = upstream.refs(type, name)
-        head = upstream.snapshot(type, name, found.head or MAIN)
+        refs = upstream.refs(type, name)
+        head = upstream.snapshot(type, name, refs.head or MAIN)
         with self.hub.database.writing() as connection:
             name, owner = head.name, head.name.partition("/")[0]
             if find_owner(connection, owner) is not None:  # created meanwhile
                 raise MissingRepositoryError(f"{name} is not on this hub")
-            if known := find_repository(connection, type, name):
-                return known
+            if existing := find_repository(connection, type, name):
+                return existing
             place = replace(mirror_namespace(connection, upstream.url), name=owner)
-            made = create_repository(connection, type, name, place, is_private=False)
-            _keep_commit(connection, made, head, self._rules(connection), upstream.url)
-            _keep_refs(connection, made, found)
-        self._asked[made.id] = time.monotonic()
-        self._describe(made, head.commit)
-        return made
+            repository = create_repository(connection, type, name, place, is_private=False)
+            _keep_commit(connection, repository, head, self._rules(connection), upstream.url)
+            _keep_refs(connection, repository, refs)
+        self._asked[repository.id] = time.monotonic()
+        self._describe(repository, head.commit)
+        return repository
 
     def refresh(self, repository: HubRepository) -> None:
         """Update the refs, and fetch the commits that the refs in use have moved to.
@@ -205,25 +205,25 @@ class Copies:
         upstream = self._asked_upstream(repository.name)
         type, name = _place(repository)
         try:
-            found = upstream.refs(type, name)
+            refs = upstream.refs(type, name)
             with self.hub.database.reading() as connection:
                 old = refs_of(connection, repository.id)
                 known = _known_commits(connection, repository)
             used = [ref for kind in old for ref, oid in old[kind].items() if oid in known]
-            new = {oid for each in (found.branches, found.tags) for ref, oid in each.items()
+            new = {oid for each in (refs.branches, refs.tags) for ref, oid in each.items()
                    if ref in used}  # fmt: skip
             heads = [upstream.snapshot(type, name, oid) for oid in sorted(new - known)]
         except UpstreamError:
             self._quiet_until = time.monotonic() + _QUIET_SECONDS
             raise
-        if old == {BRANCH: dict(found.branches), TAG: dict(found.tags)}:
+        if old == {BRANCH: dict(refs.branches), TAG: dict(refs.tags)}:
             return
         with self.hub.database.writing() as connection:
             _require_current(connection, repository)
             for head in heads:
                 rules = self._rules(connection)
                 _keep_commit(connection, repository, head, rules, upstream.url)
-            _keep_refs(connection, repository, found)
+            _keep_refs(connection, repository, refs)
         for head in heads:
             self._describe(repository, head.commit)
 
@@ -231,8 +231,8 @@ class Copies:
         """Return the commit that a revision names, if it is to be fetched."""
         name = name_of_ref(revision)
         with self.hub.database.reading() as connection:
-            found = refs_of(connection, repository.id)
-            oid = found[BRANCH].get(name) or found[TAG].get(name) or name
+            refs = refs_of(connection, repository.id)
+            oid = refs[BRANCH].get(name) or refs[TAG].get(name) or name
             if not is_commit(oid) or oid in _known_commits(connection, repository, oid):
                 return None
         return oid
@@ -245,10 +245,10 @@ class Copies:
             HubRefusal: the upstream does not respond, or not as a hub.
         """
         upstream = self._asked_upstream(f"{repository.name} at {oid}")
-        found = upstream.snapshot(*_place(repository), oid)
+        snapshot = upstream.snapshot(*_place(repository), oid)
         with self.hub.database.writing() as connection:
             _require_current(connection, repository)
-            _keep_commit(connection, repository, found, self._rules(connection), upstream.url)
+            _keep_commit(connection, repository, snapshot, self._rules(connection), upstream.url)
         self._describe(repository, oid)
 
     def kept(self, repository: HubRepository, blob: BlobInfo) -> str:
@@ -272,8 +272,8 @@ class Copies:
         Raises:
             HubRefusal: the upstream does not provide it, the rules refuse it, or the disk is full.
         """
-        if known := self.kept(repository, blob):
-            return known
+        if own := self.kept(repository, blob):
+            return own
         upstream, folder = self._asked_upstream(path), self.hub.blobs
         with self.hub.database.reading() as connection:
             rules, quota = self._rules(connection), self._quota(connection)
@@ -440,16 +440,16 @@ def sum_of_sizes(tree: Tree) -> int:
 def _keep_commit(
     connection: Connection,
     repository: HubRepository,
-    found: RepositoryFiles,
+    snapshot: RepositoryFiles,
     rules: NamespaceRules,
     upstream: str,
 ) -> None:
     """Store a commit of the upstream, unless it is here."""
-    if _known_commits(connection, repository, found.commit):
+    if _known_commits(connection, repository, snapshot.commit):
         return
     tree = {
         path: BlobInfo(info.sha256 or "", info.size or 0, info.git_sha1 or "")
-        for path, info in found.files.items()
+        for path, info in snapshot.files.items()
         if _is_accepted(path, rules)
     }
     try:
@@ -459,13 +459,13 @@ def _keep_commit(
     connection.execute(
         insert(commits).values(
             repository=repository.id,
-            oid=found.commit,
+            oid=snapshot.commit,
             parent=None,
             tree=keep_tree(connection, tree),
             title="Mirror this commit",
             message=f"of {upstream}",
             author=repository.name.partition("/")[0],
-            created=found.modified or now_precisely(),
+            created=snapshot.modified or now_precisely(),
         )
     )
 
@@ -478,11 +478,11 @@ def _is_accepted(path: str, rules: NamespaceRules) -> bool:
     return True
 
 
-def _keep_refs(connection: Connection, repository: HubRepository, found: Refs) -> None:
+def _keep_refs(connection: Connection, repository: HubRepository, remote: Refs) -> None:
     connection.execute(delete(refs).where(refs.c.repository == repository.id))
     rows = [
         {"repository": repository.id, "kind": kind, "name": name, "commit": oid}
-        for kind, each in ((BRANCH, found.branches), (TAG, found.tags))
+        for kind, each in ((BRANCH, remote.branches), (TAG, remote.tags))
         for name, oid in each.items()
     ]
     if rows:

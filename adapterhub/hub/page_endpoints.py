@@ -95,19 +95,19 @@ def front(call: HubCall) -> Response:
         offset,
     )
     with call.hub.database.reading() as connection:
-        found = search_listings(connection, query)
+        listings = search_listings(connection, query)
         values = values_of_facets(connection, _MOST_CHOICES) if call.visitor.scope is None else {}
     page = front_page(
         _place(call),
         host_of(call),
-        [each.listed for each in found[:_ON_A_PAGE] if each.listed],
+        [each.listed for each in listings[:_ON_A_PAGE] if each.listed],
         dict(values.get("backbone", ())),
         (),
         chosen=params,
         choices={name: [value for value, _ in values.get(name, ())] for name in FIELDS},
-        count=_count(found, offset),
-        links=_others(params, offset, len(found)),
-        first=_first_push(call) if not (found or labels[1:] or query.text or offset) else "",
+        count=_count(listings, offset),
+        links=_others(params, offset, len(listings)),
+        first=_first_push(call) if not (listings or labels[1:] or query.text or offset) else "",
     )
     return page_response(page)
 
@@ -139,23 +139,23 @@ def repository_page(call: HubCall) -> Response:
         tree: Tree = read_tree(connection, head.tree) if head else {}
         tree = kept_tree(connection, call.repository, tree)
         numbered = versions_of(connection, call.repository.id, read)
-        found: list[PublishedVersion] = []
+        versions: list[PublishedVersion] = []
         broken = {}
         for each in numbered[-_MOST_VERSIONS_READ:]:
             commit = commit_at(connection, call.repository.id, each.commit)
             own = read_tree(connection, commit.tree)
             version = shown_version(call.repository, each, commit, own, tree, read)
             if isinstance(version, PublishedVersion):
-                found.append(_named(call, version))
+                versions.append(_named(call, version))
             elif version is None:
                 broken[each.name] = "it has no adapter that can be read"
         if not numbered and head is not None:
             version = shown_version(call.repository, None, head, tree, tree, read)
             if isinstance(version, PublishedVersion):
-                found.append(_named(call, version))
-    if not found:
+                versions.append(_named(call, version))
+    if not versions:
         return _files_page(call, "main", "")
-    name = PublishedName("", call.repository.name, tuple(found), broken)
+    name = PublishedName("", call.repository.name, tuple(versions), broken)
     path = call.repository.path
     links = [
         ("files", f"{path}/tree/main"),
@@ -175,7 +175,7 @@ def commits_page(call: HubCall) -> Response:
     path = call.repository.path
     with call.hub.database.reading() as connection:
         start = commit_at(connection, call.repository.id, call.values["rev"])
-        found = history(connection, call.repository.id, start, _ON_A_PAGE)
+        commits = history(connection, call.repository.id, start, _ON_A_PAGE)
     root = _root(call)
     rows = [
         (
@@ -184,7 +184,7 @@ def commits_page(call: HubCall) -> Response:
             each.author,
             _minute(each.created),
         )
-        for each in found
+        for each in commits
     ]
     table = ShownTable(("commit", "title", "by", "date"), rows)
     parts = [ListPart("Commits", table, kind="left dated")]
@@ -198,8 +198,8 @@ def commit_page(call: HubCall) -> Response:
         commit = commit_at(connection, call.repository.id, call.values["rev"])
         tree = read_tree(connection, commit.tree)
         old: Tree = {}
-        if commit.parent and (found := history(connection, call.repository.id, commit, 2))[1:]:
-            old = read_tree(connection, found[1].tree)
+        if commit.parent and (pair := history(connection, call.repository.id, commit, 2))[1:]:
+            old = read_tree(connection, pair[1].tree)
     rows = [
         (name, _change(old.get(name), tree.get(name)))
         for name in sorted({*old, *tree})
@@ -244,14 +244,14 @@ def log_in(call: HubCall) -> Response:
     if not is_own_form(call.request.headers, call.base):
         raise HubRefusal("another site may not log you in", status=403)
     with call.hub.database.reading() as connection:
-        found = visitor_of(connection, token)
-    if found is None:
+        visitor = visitor_of(connection, token)
+    if visitor is None:
         call.hub.note_failure(call.address, "log in")
         raise HubRefusal("this is not a token of this hub", status=401)
     with call.hub.database.writing() as connection:
         cookie = begin_session(connection, token)
-        call.visitor = found
-        call.note(connection, "log in", found.user)
+        call.visitor = visitor
+        call.note(connection, "log in", visitor.user)
     answer = redirect(call, "/")
     answer.set_cookie(
         COOKIE,
@@ -289,8 +289,8 @@ def _files_page(call: HubCall, revision: str, folder: str) -> Response:
     start = f"{_root(call)}{repository.path}"
     rows = []
     for path, info in entries:
-        where = "resolve" if isinstance(info, BlobInfo) else "tree"
-        link = f"{start}/{where}/{quote(revision, safe='')}/{quote(path)}"
+        action = "resolve" if isinstance(info, BlobInfo) else "tree"
+        link = f"{start}/{action}/{quote(revision, safe='')}/{quote(path)}"
         sha256 = info.sha256 if isinstance(info, BlobInfo) else ""
         size = size_text(info.size) if isinstance(info, BlobInfo) else "folder"
         rows.append((TableCell(path.rpartition("/")[2], link=link), size, sha256))
@@ -349,24 +349,24 @@ def _root(call: HubCall) -> str:
     return f"{call.prefix}/"
 
 
-def _count(found: Sequence[HubListing], offset: int) -> str:
-    if not found:
+def _count(listings: Sequence[HubListing], offset: int) -> str:
+    if not listings:
         return "Nothing is found."
-    count, is_part = min(len(found), _ON_A_PAGE), len(found) > _ON_A_PAGE
+    count, is_part = min(len(listings), _ON_A_PAGE), len(listings) > _ON_A_PAGE
     if not (offset or is_part):
         return f"{count} adapter{'s' * (count != 1)}"
     return f"Adapters {offset + 1:,} to {offset + count:,}" + ", and there are more" * is_part
 
 
-def _others(params: dict[str, str], offset: int, found: int) -> list[tuple[str, str]]:
+def _others(params: dict[str, str], offset: int, count: int) -> list[tuple[str, str]]:
     """Return the previous and next pages of a search."""
-    asked = {name: value for name, value in params.items() if name != "cursor"}
+    query = {name: value for name, value in params.items() if name != "cursor"}
     links = []
     if offset:
         back = max(0, offset - _ON_A_PAGE)
-        links.append(("previous", f"?{urlencode(asked | {'cursor': back})}"))
-    if found > _ON_A_PAGE:
-        links.append(("next", f"?{urlencode(asked | {'cursor': offset + _ON_A_PAGE})}"))
+        links.append(("previous", f"?{urlencode(query | {'cursor': back})}"))
+    if count > _ON_A_PAGE:
+        links.append(("next", f"?{urlencode(query | {'cursor': offset + _ON_A_PAGE})}"))
     return links
 
 

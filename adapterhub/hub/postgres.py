@@ -78,9 +78,9 @@ class PostgresDatabase(Database):
         try:
             self.engine.connect().close()
         except OperationalError as error:
-            said = " ".join(str(error.orig).split())
+            message = " ".join(str(error.orig).split())
             raise ConfigError(
-                f"{self.place} cannot be used: {said[:300]}",
+                f"{self.place} cannot be used: {message[:300]}",
                 expected="a database that this user may write",
                 hint="postgresql://USER@HOST:PORT/DATABASE, with the password in PGPASSWORD",
             ) from None

@@ -100,10 +100,10 @@ def list_repositories(call: HubCall) -> Response:
         offset,
     )
     with call.hub.database.reading() as connection:
-        found = search_listings(connection, query)
+        listings = search_listings(connection, query)
     full = call.is_asked("full") or bool(params.getlist("expand"))
     with_card = full or call.is_asked("cardData")
-    items = [_listed(each, full=full, with_card=with_card) for each in found]
+    items = [_listed(each, full=full, with_card=with_card) for each in listings]
     return listed_answer(call, items, offset, limit)
 
 
@@ -118,7 +118,7 @@ def repository_info(call: HubCall) -> Response:
     else:
         about = describe_tree(kept, call.hub.blobs.read)
     repository = call.repository
-    found = {
+    info = {
         **_common(repository.name, repository.is_private, commit.oid, about),
         "cardData": about.card,
         "createdAt": repository.created,
@@ -130,8 +130,8 @@ def repository_info(call: HubCall) -> Response:
         "downloadsAllTime": 0,
     }
     if call.is_asked("securityStatus"):
-        found["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
-    return json_answer(found)
+        info["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
+    return json_answer(info)
 
 
 def list_tree(call: HubCall) -> Response:
@@ -163,25 +163,25 @@ def paths_info(call: HubCall) -> Response:
         commit, tree = _commit_and_tree(call, connection)
         named = [path.strip("/") for path in paths if isinstance(path, str)]
         last = _last(call, connection, commit, named, is_expanded)
-    found = []
+    entries = []
     for path in named:
         if path in tree:
-            found.append(_entry(path, tree[path], last.get(path)))
+            entries.append(_entry(path, tree[path], last.get(path)))
         elif path and entries_below(tree, path, recursive=False):
             folder = FolderInfo(path, oid_of_folder(tree, path))
-            found.append(_entry(path, folder, last.get(path)))
-    return json_answer(found)
+            entries.append(_entry(path, folder, last.get(path)))
+    return json_answer(entries)
 
 
 def list_refs(call: HubCall) -> Response:
     """List the branches and tags."""
     with call.hub.database.reading() as connection:
-        found = refs_of(connection, call.repository.id)
+        refs = refs_of(connection, call.repository.id)
 
     def items(kind: str, folder: str) -> list[dict[str, str]]:
         return [
             {"name": name, "ref": f"refs/{folder}/{name}", "targetCommit": commit}
-            for name, commit in found[kind].items()
+            for name, commit in refs[kind].items()
         ]
 
     return json_answer(
@@ -200,7 +200,7 @@ def list_commits(call: HubCall) -> Response:
     offset, limit = part_of_list(call, 50, 1_000)
     with call.hub.database.reading() as connection:
         start = commit_at(connection, call.repository.id, call.values["rev"])
-        found = history(connection, call.repository.id, start, offset + limit + 1)[offset:]
+        commits = history(connection, call.repository.id, start, offset + limit + 1)[offset:]
     items = [
         {
             "id": each.oid,
@@ -210,7 +210,7 @@ def list_commits(call: HubCall) -> Response:
             "authors": [{"user": each.author, "avatar": ""}],
             **(_formatted(each) if "formatted" in call.request.query_params.values() else {}),
         }
-        for each in found
+        for each in commits
     ]
     return listed_answer(call, items, offset, limit)
 
@@ -270,13 +270,13 @@ def _common(name: str, is_private: bool, head: str, about: HubDescription) -> di
 
 
 def _listed(each: HubListing, *, full: bool, with_card: bool) -> dict[str, Any]:
-    found = _common(each.name, each.is_private, each.head, each.about)
-    found |= {"lastModified": each.modified, "createdAt": each.modified}
+    item = _common(each.name, each.is_private, each.head, each.about)
+    item |= {"lastModified": each.modified, "createdAt": each.modified}
     if full:
-        found["siblings"] = [{"rfilename": path} for path in each.about.files]
+        item["siblings"] = [{"rfilename": path} for path in each.about.files]
     if with_card:
-        found["cardData"] = each.about.card
-    return found
+        item["cardData"] = each.about.card
+    return item
 
 
 def _siblings(tree: Tree, *, with_blobs: bool) -> Iterator[dict[str, Any]]:

@@ -87,12 +87,12 @@ class RegistryView:
 
     def follow(self) -> None:
         """Update the names that have changed since the last check."""
-        found = self._registry.everything()
+        every = self._registry.everything()
         by_name: dict[str, str] = {}
-        for path in sorted(found):  # a name with several backbones is shown for the first one
+        for path in sorted(every):  # a name with several backbones is shown for the first one
             by_name.setdefault(path.partition("/")[2], path)
         for name in sorted({*by_name, *self._shown}):
-            contents = found[by_name[name]] if name in by_name else Contents([], {})
+            contents = every[by_name[name]] if name in by_name else Contents([], {})
             facts = tuple((e.version, e.digest, e.tags, e.yanked) for e in contents.entries)
             if facts != self._shown.get(name):
                 with changing(self._hub) as connection:
@@ -102,37 +102,37 @@ class RegistryView:
     def _show(self, connection: Connection, name: str, path: str, entries: list[Entry]) -> None:
         """Write the repository of a name again; remove it if it has no versions."""
         owner: Owner = require_owner(connection, VIEW_OWNER)
-        known = find_repository(connection, "models", f"{VIEW_OWNER}/{name}")
-        if known is not None:
-            remove_listing(connection, known.id)
-            delete_repository(connection, known, is_final=False)
+        existing = find_repository(connection, "models", f"{VIEW_OWNER}/{name}")
+        if existing is not None:
+            remove_listing(connection, existing.id)
+            delete_repository(connection, existing, is_final=False)
         if not entries:
             return
         full = f"{VIEW_OWNER}/{name}"
-        made = create_repository(connection, "models", full, owner, is_private=False)
+        repository = create_repository(connection, "models", full, owner, is_private=False)
         folder = self._blobs
         for entry in entries:
             change = CommitChange(
                 f"Publish {entry.version}", created=entry.published or _FIRST_DATE
             )
             infos = self._link(path, entry)
-            grant(connection, made.id, infos.values())
+            grant(connection, repository.id, infos.values())
             change.large = {file: (info.sha256, info.size) for file, info in infos.items()}
-            done = write_commit(connection, made.id, "main", change, VIEW_OWNER)
+            done = write_commit(connection, repository.id, "main", change, VIEW_OWNER)
             for tag in (entry.version, *entry.tags):
-                create_tag(connection, made, tag, done.commit.oid)
+                create_tag(connection, repository, tag, done.commit.oid)
         yanked = {entry.version: entry.yanked for entry in entries if entry.yanked is not None}
         if yanked:
             staged = folder.stage(schema.canonical_json(yanked))
             change = CommitChange("Yank", created=_FIRST_DATE, files={YANKED_FILE: staged})
-            write_commit(connection, made.id, "main", change, VIEW_OWNER)
-        refresh_listing(connection, made, received_reader(connection, folder))
+            write_commit(connection, repository.id, "main", change, VIEW_OWNER)
+        refresh_listing(connection, repository, received_reader(connection, folder))
 
     def _link(self, path: str, entry: Entry) -> dict[str, BlobInfo]:
         """Link the files of a version in the registry into the hub."""
         place = self._registry.root / path / entry.version
         manifest = Saved.at(place, entry.digest).manifest
-        found = {}
+        infos = {}
         for file in PUBLISHED:
             source = place / file
             if not source.is_file() or source.is_symlink():
@@ -140,7 +140,7 @@ class RegistryView:
             size = source.stat().st_size
             sha256 = manifest.files.get(file) or file_digest(source).sha256
             sha1 = git_sha1_of(source, size) if size <= MAX_REGULAR_LISTED else ""
-            found[file] = BlobInfo(sha256, size, sha1)
+            infos[file] = BlobInfo(sha256, size, sha1)
             with suppress(FileExistsError):
                 os.symlink(source.resolve(), self._blobs.path(sha256))
-        return found
+        return infos

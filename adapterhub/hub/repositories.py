@@ -149,20 +149,21 @@ def visible_repository(
         MissingRepositoryError: it does not exist or is not visible.
         DeniedError: it is visible, but the visitor lacks the required permission.
     """
-    found = find_repository(connection, type, name)
-    if found is None and was_named:
-        found = repository_named_before(connection, type, name)
-    if found is None or not _may_read(found, visitor, open_reading):
+    repository = find_repository(connection, type, name)
+    if repository is None and was_named:
+        repository = repository_named_before(connection, type, name)
+    if repository is None or not _may_read(repository, visitor, open_reading):
         raise missing(name, visitor)
-    if needed != READ and found.is_mirrored:
-        raise DeniedError(f"{found.name} is mirrored from another hub, and only read here")
-    if needed != READ and not visitor.may(needed, found.namespace):
+    if needed != READ and repository.is_mirrored:
+        raise DeniedError(f"{repository.name} is mirrored from another hub, and only read here")
+    if needed != READ and not visitor.may(needed, repository.namespace):
         if not visitor.user:
             raise missing(name, visitor)
         raise DeniedError(
-            f"your token may not {_VERBS[needed]} {found.name}: it takes the role {needed} there"
+            f"your token may not {_VERBS[needed]} {repository.name}: "
+            f"it takes the role {needed} there"
         )
-    return found
+    return repository
 
 
 def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
@@ -232,8 +233,8 @@ def create_repository(
     """
     check_repository_name(name)
     full = f"{owner.name}/{name.partition('/')[2]}"
-    if known := find_repository(connection, type, full):
-        raise TakenError(f"{known.name} exists already")
+    if existing := find_repository(connection, type, full):
+        raise TakenError(f"{existing.name} exists already")
     now = now_precisely()
     values = {
         "type": type,
@@ -245,9 +246,9 @@ def create_repository(
         "highest": _highest_before(connection, type, full),
     }
     _forget_earlier_name(connection, type, full)
-    made = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
+    result = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
     fields = {**values, "is_mirrored": owner.kind == MIRROR}
-    return HubRepository(id=inserted_id(made), **fields)  # type: ignore[arg-type]
+    return HubRepository(id=inserted_id(result), **fields)  # type: ignore[arg-type]
 
 
 def delete_repository(
@@ -270,9 +271,9 @@ def move_repository(
     """
     check_repository_name(name)
     full = f"{owner.name}/{name.partition('/')[2]}"
-    known = find_repository(connection, repository.type, full)
-    if known is not None and known.id != repository.id:
-        raise TakenError(f"{known.name} exists already")
+    existing = find_repository(connection, repository.type, full)
+    if existing is not None and existing.id != repository.id:
+        raise TakenError(f"{existing.name} exists already")
     _retire(connection, repository)
     _forget_earlier_name(connection, repository.type, full)
     if full.casefold() != repository.name.casefold():
@@ -392,12 +393,12 @@ def yanked_in(tree: Tree, read: ReadBlob) -> dict[str, str]:
     if blob is None or blob.size > MAX_YANKED_BYTES:
         return {}
     try:
-        found = json.loads(read(blob.sha256, MAX_YANKED_BYTES))
+        reasons = json.loads(read(blob.sha256, MAX_YANKED_BYTES))
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(reasons, dict):
         return {}
-    return {k: printable(v) for k, v in found.items() if isinstance(v, str)}
+    return {k: printable(v) for k, v in reasons.items() if isinstance(v, str)}
 
 
 def create_tag(connection: Connection, repository: HubRepository, tag: str, commit: str) -> None:
@@ -408,8 +409,8 @@ def create_tag(connection: Connection, repository: HubRepository, tag: str, comm
         HubRefusal: the name is not valid.
     """
     check_ref_name(tag)
-    known = refs_of(connection, repository.id)
-    if tag in known[TAG] or tag in known[BRANCH]:
+    refs = refs_of(connection, repository.id)
+    if tag in refs[TAG] or tag in refs[BRANCH]:
         raise TakenError(f"{tag} exists already, and is not moved")
     if is_version_folder(tag):
         _add_version(connection, repository, version_number(tag) or 0, commit)
@@ -433,10 +434,10 @@ def move_tag(connection: Connection, repository: HubRepository, tag: str, commit
     Raises:
         TakenError: the tag is a version, which never moves.
     """
-    known = refs_of(connection, repository.id)[TAG].get(tag)
-    if known == commit:
+    current = refs_of(connection, repository.id)[TAG].get(tag)
+    if current == commit:
         return
-    if known is not None:
+    if current is not None:
         if is_version_folder(tag):
             raise TakenError(f"{tag} is a version, which never moves")
         _remove_tag(connection, repository, tag)
@@ -478,11 +479,11 @@ def delete_version(
     Raises:
         MissingRevisionError: the version does not exist.
     """
-    known = {v.number: v for v in versions_of(connection, repository.id, read)}
-    if number not in known:
+    versions = {v.number: v for v in versions_of(connection, repository.id, read)}
+    if number not in versions:
         raise MissingRevisionError(f"v{number}")
-    gone = known.pop(number)
-    trees = [_tree_of(connection, repository, each) for each in known.values()]
+    gone = versions.pop(number)
+    trees = [_tree_of(connection, repository, each) for each in versions.values()]
     kept_by_others = {blob.sha256 for tree in trees for blob in tree.values()}
     private = {
         blob.sha256

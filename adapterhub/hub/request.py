@@ -114,12 +114,12 @@ class HubCall(WebCall):
         """Return the visitor, by token, by login cookie, or by a trusted proxy's header."""
         kind, _, token = self.request.headers.get("authorization", "").partition(" ")
         if kind:
-            found = None
+            visitor = None
             if kind.lower() == "bearer":
-                found = visitor_of(connection, token.strip(), operator=self.hub.operator)
-            if found is None:
+                visitor = visitor_of(connection, token.strip(), operator=self.hub.operator)
+            if visitor is None:
                 raise UnknownTokenError
-            return found
+            return visitor
         if self.request.method in ("GET", "HEAD"):
             if user := self._named_user():
                 return visitor_of_proxy(connection, user)
@@ -176,10 +176,10 @@ class HubCall(WebCall):
         Raises:
             MissingRepositoryError: it was deleted or moved meanwhile.
         """
-        found = find_repository(connection, self.repository.type, self.repository.name)
-        if found is None or found.id != self.repository.id:
+        repository = find_repository(connection, self.repository.type, self.repository.name)
+        if repository is None or repository.id != self.repository.id:
             raise missing(self.repository.name, self.visitor)
-        return found
+        return repository
 
     def rules(self, connection: Connection) -> NamespaceRules:
         """Return the rules of the repository's namespace."""
@@ -196,13 +196,13 @@ class HubCall(WebCall):
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
         """Return the cached result of `read`, or run it in a thread after a write."""
         database = self.hub.database
-        known = await in_thread(database.unchanged) if database.waits else database.unchanged()
-        if key in known:
-            found: _Result = known[key]
-            return found
+        results = await in_thread(database.unchanged) if database.waits else database.unchanged()
+        if key in results:
+            result: _Result = results[key]
+            return result
         value = await in_thread(read)
-        if len(known) < _MOST_REMEMBERED:
-            known[key] = value
+        if len(results) < _MOST_REMEMBERED:
+            results[key] = value
         return value
 
 
@@ -229,12 +229,12 @@ def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:
     if json_depth(data) > depth:
         raise HubRefusal(f"{name} is nested too deep")
     try:
-        found = json.loads(data)
+        fields = json.loads(data)
     except (ValueError, RecursionError):
         raise HubRefusal(f"{name} is not JSON in UTF-8") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise HubRefusal(f"{name} is not an object of JSON")
-    return found
+    return fields
 
 
 def json_answer(

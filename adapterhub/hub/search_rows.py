@@ -278,7 +278,7 @@ def listing_of(connection: Connection, repository: int) -> HubListing | None:
 
 def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[str, int]]]:
     """Return the most frequent values of each field among public repositories."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    facets: dict[str, list[tuple[str, int]]] = {}
     for name in FIELDS:
         rows = connection.execute(
             select(facet_counts.c.value, facet_counts.c.number)
@@ -286,8 +286,8 @@ def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[
             .order_by(facet_counts.c.number.desc(), facet_counts.c.value)
             .limit(most)
         )
-        found[name] = [(row.value, row.number) for row in rows]
-    return found
+        facets[name] = [(row.value, row.number) for row in rows]
+    return facets
 
 
 def refresh_listing(connection: Connection, repository: HubRepository, read: ReadBlob) -> None:
@@ -332,16 +332,16 @@ def current_version(
     if numbered:
         newest = numbered[-1]
         commit = commit_at(connection, repository.id, newest.commit)
-        found = shown_version(
+        shown = shown_version(
             repository, newest, commit, read_tree(connection, commit.tree), tree, read
         )
     else:
-        found = shown_version(repository, None, head, tree, tree, read)
-    if found is None:
+        shown = shown_version(repository, None, head, tree, tree, read)
+    if shown is None:
         return None
-    if isinstance(found, Entry):
-        return ListedVersion(found, None, (), True)
-    return ListedVersion(found.entry, found.score, found.signers, True)
+    if isinstance(shown, Entry):
+        return ListedVersion(shown, None, (), True)
+    return ListedVersion(shown.entry, shown.score, shown.signers, True)
 
 
 def shown_version(
@@ -389,14 +389,14 @@ def _signatures(
         Reference("server", entry.name, entry.version), entry.digest, entry.name, entry.version
     )
     try:
-        found = [
+        signatures = [
             signature
             for blob in places
             if blob is not None
             for signature in parse_signatures(read(blob.sha256, MAX_SIGNATURE_BYTES))
             if signature.statement.digest == entry.digest
         ]
-        return tuple(checked_signatures(found, subject, Trust())), ""
+        return tuple(checked_signatures(signatures, subject, Trust())), ""
     except AdapterhubError as error:
         return (), error.problem
 
@@ -418,11 +418,11 @@ def remove_listing(connection: Connection, repository: int) -> None:
 
 
 def _add_facets(connection: Connection, repository: int, listed: ListedVersion) -> None:
-    found = {
+    pairs = {
         (name, str(value)[:300]) for name, (_, read) in FIELDS.items() for value in read(listed)
     }
-    if found:
-        rows = [{"field": name, "value": value} for name, value in sorted(found)]
+    if pairs:
+        rows = [{"field": name, "value": value} for name, value in sorted(pairs)]
         connection.execute(insert(facets), [{**row, "repository": repository} for row in rows])
         _count_facets(connection, rows, 1)
 

@@ -329,12 +329,12 @@ def unquoted(part: str) -> str:
         HubRefusal: it is not UTF-8, or has a control character.
     """
     try:
-        found = unquote_to_bytes(part).decode()
+        text = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
         raise HubRefusal("the path is not UTF-8") from None
-    if any(ord(c) < 32 or ord(c) == 127 for c in found):
+    if any(ord(c) < 32 or ord(c) == 127 for c in text):
         raise HubRefusal("the path has a control character")
-    return found
+    return text
 
 
 def find_endpoint(
@@ -348,9 +348,9 @@ def find_endpoint(
     """
     is_api = path.startswith("/api/")
     among = (each for each in endpoints if each.path.startswith("/api/") == is_api)
-    found, values, methods = match_endpoint(among, method, path)
-    if found is not None:
-        return found, {name: unquoted(text) for name, text in values.items()}
+    endpoint, values, methods = match_endpoint(among, method, path)
+    if endpoint is not None:
+        return endpoint, {name: unquoted(text) for name, text in values.items()}
     if methods:
         raise HubRefusal(f"this path does not accept {method}", status=405)
     is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
@@ -400,8 +400,8 @@ def serve_hub(
     check_proxies(options.proxies)
     with ExitStack() as stack:
         listening = stack.enter_context(listen(host, port))
-        known = known_hosts(host, listening.getsockname()[1])
-        options = replace(options, hosts=(*options.hosts, *known))
+        names = known_hosts(host, listening.getsockname()[1])
+        options = replace(options, hosts=(*options.hosts, *names))
         _check_upstream(options)
         hub = stack.enter_context(_opened(place, blobs, options, stack))
         if not (is_loopback_address(host) or options.open_reading):

@@ -144,9 +144,9 @@ class Hub:
         self.database = open_database(place)
         with self.database.reading() as connection:
             rows = connection.execute(select(settings.c.key, settings.c.value))
-            found = {row.key: row.value for row in rows}
-        self.secret = bytes.fromhex(found["secret"])
-        self.blobs = blobs_of(place, found)
+            stored = {row.key: row.value for row in rows}
+        self.secret = bytes.fromhex(stored["secret"])
+        self.blobs = blobs_of(place, stored)
         self.failed_logins = FailedLogins()
         self.metrics = RequestMetrics("adapterhub_hub")
         self.used_tokens: set[str] = set()
@@ -195,13 +195,13 @@ def open_database(place: HubPlace) -> Database:
     return PostgresDatabase(place)
 
 
-def blobs_of(place: HubPlace, found: Mapping[str, str]) -> Blobs:
+def blobs_of(place: HubPlace, settings: Mapping[str, str]) -> Blobs:
     """Return the file store of a hub with these settings."""
     if isinstance(place, Path):
         return BlobFolder(place)
     from adapterhub.hub.bucket_blobs import BlobBucket
 
-    return BlobBucket(found[BLOBS])
+    return BlobBucket(settings[BLOBS])
 
 
 def create_hub(place: HubPlace, blobs: str | None = None) -> None:
@@ -248,10 +248,10 @@ def _create_shared_hub(place: URL, blobs: str | None) -> None:
     with closing(PostgresDatabase(place)) as database, database.creating() as connection:
         if revision_in(connection) is not None:
             known = select(settings.c.value).where(settings.c.key == BLOBS)
-            found = connection.execute(known).scalar_one()
-            if blobs is not None and blobs.rstrip("/") != found:
+            recorded = connection.execute(known).scalar_one()
+            if blobs is not None and blobs.rstrip("/") != recorded:
                 raise ConfigError(
-                    f"--blobs {blobs}: the files of this hub are in {found}",
+                    f"--blobs {blobs}: the files of this hub are in {recorded}",
                     hint="leave --blobs out",
                 )
             return
@@ -338,16 +338,16 @@ def require_schema(place: HubPlace) -> None:
         ConfigError: the hub does not exist, or must be upgraded.
         FileError: a newer release has changed it.
     """
-    found = schema_revision(place)
-    if found is None:
+    schema = schema_revision(place)
+    if schema is None:
         hint = f"adapterhub hub start {place}"
         bucket = "" if isinstance(place, Path) else " --blobs s3://BUCKET/PREFIX"
         raise ConfigError(f"no hub in {place}", hint=f"{hint}{bucket}")
-    if found == SCHEMA_REVISION:
+    if schema == SCHEMA_REVISION:
         return
-    if found > SCHEMA_REVISION:
+    if schema > SCHEMA_REVISION:
         raise FileError(
-            f"the hub in {place} was changed by a newer adapterhub (its tables are {found}, here "
+            f"the hub in {place} was changed by a newer adapterhub (its tables are {schema}, here "
             f"they are {SCHEMA_REVISION})",
             hint="install that release, or restore the backup that its upgrade made",
         )

@@ -40,7 +40,7 @@ def batch(call: HubCall) -> Response:
         raise HubRefusal("files are downloaded at /OWNER/NAME/resolve/REVISION/PATH")
     if not isinstance(objects, list) or len(objects) > _MOST_OBJECTS:
         raise HubRefusal(f"the body has no list of at most {_MOST_OBJECTS} objects")
-    wanted, refused = [], []
+    requested, refused = [], []
     for each in objects:
         try:
             oid, size = _object(each)
@@ -49,13 +49,13 @@ def batch(call: HubCall) -> Response:
             continue
         most = call.hub.options.max_file
         if size > most:
-            said = f"the file has {size:,} bytes; this hub takes at most {most:,} (--max-file)"
-            refused.append(_refused_object(each, 413, said))
+            message = f"the file has {size:,} bytes; this hub takes at most {most:,} (--max-file)"
+            refused.append(_refused_object(each, 413, message))
         else:
-            wanted.append((oid, size))
+            requested.append((oid, size))
     with call.hub.database.reading() as connection:
-        known = granted(connection, call.repository.id, [oid for oid, _ in wanted])
-        absent = {oid: size for oid, size in wanted if oid not in known}
+        known = granted(connection, call.repository.id, [oid for oid, _ in requested])
+        absent = {oid: size for oid, size in requested if oid not in known}
         has_quota = quota_of(call.hub, connection, call.repository.namespace) is not None
     if absent and has_quota:
         with call.changing() as connection:
@@ -64,20 +64,20 @@ def batch(call: HubCall) -> Response:
             size = sum(absent.values())
             check_room(call.hub, connection, repository.namespace, size, is_kept=True)
     intact = {oid for oid, info in known.items() if call.hub.blobs.is_intact(info)}
-    new = {oid: size for oid, size in wanted if oid not in intact}
+    new = {oid: size for oid, size in requested if oid not in intact}
     call.hub.blobs.require_room(2 * max(new.values(), default=0) + sum(new.values()))
     in_parts = isinstance(transfers, list) and "multipart" in transfers
     in_parts = in_parts and any(size > _WHOLE_BYTES for size in new.values())
-    found = [
+    accepted = [
         {
             "oid": oid,
             "size": size,
             "authenticated": True,
             **_actions(call, oid, size, new, in_parts),
         }
-        for oid, size in wanted
+        for oid, size in requested
     ]
-    objects = [*found, *refused]
+    objects = [*accepted, *refused]
     answer = {"transfer": "multipart" if in_parts else "basic", "objects": objects}
     return json_answer(answer, headers={"content-type": "application/vnd.git-lfs+json"})
 

@@ -50,20 +50,27 @@ def add_repository(call: HubCall) -> Response:
     try:
         with call.changing() as connection:
             owner = owner_for_writing(connection, name, call.visitor)
-            known = find_repository(connection, type, name)
-            if known is not None:
-                said = {"url": f"{call.base}/{known.path}", "error": f"{known.name} exists already"}
-                return json_answer(said, 409)
-            made = create_repository(connection, type, name, owner, is_private=is_private)
+            existing = find_repository(connection, type, name)
+            if existing is not None:
+                answer = {
+                    "url": f"{call.base}/{existing.path}",
+                    "error": f"{existing.name} exists already",
+                }
+                return json_answer(answer, 409)
+            repository = create_repository(connection, type, name, owner, is_private=is_private)
             change = CommitChange("Create the repository", files={".gitattributes": staged})
             user = call.visitor.user
-            write_commit(connection, made.id, MAIN, change, user)
-            refresh_listing(connection, made, call.hub.blobs.read)
-            call.note(connection, "create repository", made.path)
+            write_commit(connection, repository.id, MAIN, change, user)
+            refresh_listing(connection, repository, call.hub.blobs.read)
+            call.note(connection, "create repository", repository.path)
     finally:
         discard_staged(staged)
     return json_answer(
-        {"url": f"{call.base}/{made.path}", "name": made.name, "private": made.is_private}
+        {
+            "url": f"{call.base}/{repository.path}",
+            "name": repository.name,
+            "private": repository.is_private,
+        }
     )
 
 
@@ -71,10 +78,10 @@ def remove_repository(call: HubCall) -> Response:
     """Delete a repository."""
     type, name = _type_of(call), _full_name(call)
     with call.changing() as connection:
-        found = visible_repository(connection, type, name, call.visitor, ADMIN)
-        remove_listing(connection, found.id)
-        delete_repository(connection, found)
-        call.note(connection, "delete repository", found.path)
+        repository = visible_repository(connection, type, name, call.visitor, ADMIN)
+        remove_listing(connection, repository.id)
+        delete_repository(connection, repository)
+        call.note(connection, "delete repository", repository.path)
     return json_answer({})
 
 
@@ -82,17 +89,17 @@ def rename_repository(call: HubCall) -> Response:
     """Rename a repository, within namespaces where the visitor may create one."""
     source, target, type = call.text("fromRepo"), call.text("toRepo"), _type_of(call)
     with call.hub.database.reading() as connection:
-        found = visible_repository(connection, type, source, call.visitor, ADMIN)
+        repository = visible_repository(connection, type, source, call.visitor, ADMIN)
         owner = owner_for_writing(connection, target, call.visitor)
     checked = None
-    if owner.id != found.namespace:
-        checked = check_moved(call.hub, found, parse_rules(owner.rules))
+    if owner.id != repository.namespace:
+        checked = check_moved(call.hub, repository, parse_rules(owner.rules))
     with call.changing(checked) as connection:
-        found = visible_repository(connection, type, source, call.visitor, ADMIN)
+        repository = visible_repository(connection, type, source, call.visitor, ADMIN)
         owner = owner_for_writing(connection, target, call.visitor)
-        moved = move_repository(connection, found, target, owner)
+        moved = move_repository(connection, repository, target, owner)
         refresh_listing(connection, moved, call.hub.blobs.read)
-        call.note(connection, "move repository", f"{found.path} to {moved.path}")
+        call.note(connection, "move repository", f"{repository.path} to {moved.path}")
     return json_answer({"url": f"{call.base}/{moved.path}"})
 
 
@@ -102,14 +109,14 @@ def change_settings(call: HubCall) -> Response:
     if fields.get("gated") not in (None, False):
         raise HubRefusal("this hub has no gated repositories; a private one has members")
     visibility = fields.get("visibility")
-    wanted = visibility == "private" if visibility is not None else fields.get("private")
-    if isinstance(wanted, bool):
+    private = visibility == "private" if visibility is not None else fields.get("private")
+    if isinstance(private, bool):
         with call.changing() as connection:
-            found = call.current(connection)
-            set_private(connection, found, wanted)
-            found = call.current(connection)
-            refresh_listing(connection, found, call.hub.blobs.read)
-            call.note(connection, "make private" if wanted else "make public", found.path)
+            repository = call.current(connection)
+            set_private(connection, repository, private)
+            repository = call.current(connection)
+            refresh_listing(connection, repository, call.hub.blobs.read)
+            call.note(connection, "make private" if private else "make public", repository.path)
     return json_answer({})
 
 
@@ -144,8 +151,8 @@ def add_branch(call: HubCall) -> Response:
         raise HubRefusal(f"{name} is the name of a version, not of a branch")
     with call.changing() as connection:
         repository = call.current(connection)
-        known = refs_of(connection, repository.id)
-        if any(name in each for each in known.values()):
+        refs = refs_of(connection, repository.id)
+        if any(name in each for each in refs.values()):
             raise TakenError(f"{name} exists already")
         commit = commit_at(connection, repository.id, start)
         move_ref(connection, repository.id, BRANCH, name, commit.oid)
