@@ -50,15 +50,15 @@ class Bucket(RemoteStorage):
     def folders(self, prefix: str = "") -> list[str]:
         """List the folders directly below a prefix."""
         with self._reached():
-            found = self._objects.list_with_delimiter(prefix or None)["common_prefixes"]
-            return sorted(path for path in found if not path.rpartition("/")[2].startswith("."))
+            paths = self._objects.list_with_delimiter(prefix or None)["common_prefixes"]
+            return sorted(path for path in paths if not path.rpartition("/")[2].startswith("."))
 
     def files(self, prefix: str = "") -> dict[str, str]:
         """Return the files below a prefix."""
         with self._reached():
             chunks = self._objects.list(prefix or None)
-            found = ((meta["path"], str(meta["e_tag"])) for some in chunks for meta in some)
-            return dict(sorted(found))
+            stamped = ((meta["path"], str(meta["e_tag"])) for some in chunks for meta in some)
+            return dict(sorted(stamped))
 
     def receive(self, path: str, most: int, known: str = "") -> Stored | None:
         """Receive an object; skip the bytes if its tag is still `known`."""
@@ -67,10 +67,10 @@ class Bucket(RemoteStorage):
         with self._reached():
             try:
                 unless = {"options": {"if_none_match": known}} if known else {}
-                found = self._get(path, most, **unless)
+                result = self._get(path, most, **unless)
             except NotModifiedError:
                 return Stored(b"", known)
-            return found and Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
+            return result and Stored(bytes(result.bytes()), str(result.meta["e_tag"]))
 
     def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
         """Upload the files of an adapter, the manifest last."""
@@ -93,17 +93,17 @@ class Bucket(RemoteStorage):
     def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
         """Write an object to a new file; the caller checks the digest."""
         with self._reached():
-            if (found := self._get(path, most)) is not None:
-                write_files(target.parent, {target.name: map(bytes, found.stream(_PIECE))})
+            if (result := self._get(path, most)) is not None:
+                write_files(target.parent, {target.name: map(bytes, result.stream(_PIECE))})
 
     def _get(self, path: str, most: int, **options: Any) -> Any:
         try:
-            found = self._objects.get(path, **options)
+            result = self._objects.get(path, **options)
         except FileNotFoundError:
             return None
-        if (size := found.meta["size"]) > most:
+        if (size := result.meta["size"]) > most:
             raise FileError(f"{self.location}/{path} has {size:,} bytes", expected=f"<= {most:,}")
-        return found
+        return result
 
     def write(self, path: str, data: bytes | Path) -> None:
         """Create or replace an object, from bytes or a file.

@@ -106,8 +106,8 @@ class RemoteStorage(Storage):
             sha256 = parsed.files.get(TENSORS_FILE)
             self.download(f"{path}/{TENSORS_FILE}", folder / TENSORS_FILE, most, sha256)
             for name, limit in ((CARD_FILE, MAX_CARD_BYTES), (SIGNATURE_FILE, MAX_SIGNATURE_BYTES)):
-                if (found := self.receive(f"{path}/{name}", limit)) is not None:
-                    (folder / name).write_bytes(found.data)
+                if (stored := self.receive(f"{path}/{name}", limit)) is not None:
+                    (folder / name).write_bytes(stored.data)
             yield folder
 
     def _kept(self, path: str, most: int) -> Stored | None:

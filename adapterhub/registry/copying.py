@@ -56,11 +56,11 @@ class Place:
         `damaged` receives the unreadable versions of a hub, with the reason.
         """
         if isinstance(self.store, Registry):
-            found: dict[_Key, list[Entry]] = {}
+            by_name: dict[_Key, list[Entry]] = {}
             for contents in self.store.everything().values():
                 for entry in contents.entries:
-                    found.setdefault((entry.backbone, entry.name), []).append(entry)
-            return {key: found[key] for key in sorted(found)}
+                    by_name.setdefault((entry.backbone, entry.name), []).append(entry)
+            return {key: by_name[key] for key in sorted(by_name)}
         named: dict[_Key, Sequence[Entry]] = {}
         hub = cast("HubStore", self.store)
         for name, entries, unreadable in hub.everything_of(self.owner):

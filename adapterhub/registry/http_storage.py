@@ -67,8 +67,8 @@ class WebsiteRegistry(Registry):
 
     def verify(self) -> list[str]:
         """Read all versions that the index has, and list the problems."""
-        found = self.everything()
-        return [f"{path}/{line}" for path in found for line in self._problems(path, found[path])]
+        every = self.everything()
+        return [f"{path}/{line}" for path in every for line in self._problems(path, every[path])]
 
     def index(self) -> NoReturn:
         """Refuse: the registry is read-only."""

@@ -360,7 +360,7 @@ class HubStore:
             if (data := self._cache.manifest(name, commit, file)) is not None:
                 return file, data
         try:
-            found = self._reader.first_file(name, commit, _LISTED)
+            first = self._reader.first_file(name, commit, _LISTED)
         except UnreachableError:
             if in_list:
                 raise
@@ -369,13 +369,13 @@ class HubStore:
             except UnreachableError:
                 pass
             raise
-        if found is None:
+        if first is None:
             raise FileError(
                 f"{self.prefix}{name} holds no adapter",
                 expected=f"{MANIFEST_FILE}, or another library's {CONFIG_FILE}",
             )
-        self._cache.keep_manifest(name, commit, *found)
-        return found
+        self._cache.keep_manifest(name, commit, *first)
+        return first
 
     def _download(self, entry: Entry) -> None:
         """Download a version into the cache, starting with the manifest and its digests."""

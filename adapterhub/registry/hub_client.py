@@ -408,8 +408,8 @@ def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) 
             f"{subject} does not exist, or you have no access to it", hint=login_hint(base)
         )
     if status == 403:
-        given = "your token lacks the permission" if authorized else "it needs a token"
-        return RegistryError(f"{subject}: {given}", hint=login_hint(base))
+        reason = "your token lacks the permission" if authorized else "it needs a token"
+        return RegistryError(f"{subject}: {reason}", hint=login_hint(base))
     return RegistryError(f"{subject}: the server answered {status}")
 
 
@@ -429,15 +429,15 @@ def _verified(path: Path, expected: Expected, subject: str) -> Expected:
         while chunk := handle.read(1 << 20):
             sha256.update(chunk)
             git_sha1.update(chunk)
-    found = Expected(size, size, sha256.hexdigest(), git_sha1.hexdigest())
+    digests = Expected(size, size, sha256.hexdigest(), git_sha1.hexdigest())
     problems = [
-        f"{name} {actual} instead of {wanted}"
-        for name, actual, wanted in (
+        f"{name} {actual} instead of {required}"
+        for name, actual, required in (
             ("size", size, expected.size),
-            ("sha256", found.sha256, expected.sha256),
-            ("git's sha1", found.git_sha1, expected.git_sha1),
+            ("sha256", digests.sha256, expected.sha256),
+            ("git's sha1", digests.git_sha1, expected.git_sha1),
         )
-        if wanted not in (None, actual)
+        if required not in (None, actual)
     ]
     if problems:
         raise FileError(
@@ -445,4 +445,4 @@ def _verified(path: Path, expected: Expected, subject: str) -> Expected:
             offenders=problems,
             hint="pull it again; the hub may have changed in the meantime",
         )
-    return found
+    return digests

@@ -130,10 +130,10 @@ class HubReader:
             raise self._malformed(name, [f"sha: {info['sha']} is not the commit {revision}"])
         siblings = info.get("siblings")
         files = filter(None, map(_sibling, siblings if isinstance(siblings, list) else ()))
-        said, date = info.get("id"), info.get("lastModified")
+        own, date = info.get("id"), info.get("lastModified")
         return RepositoryFiles(
             info["sha"],
-            said if isinstance(said, str) and said.casefold() == name.casefold() else name,
+            own if isinstance(own, str) and own.casefold() == name.casefold() else name,
             date if isinstance(date, str) and _DATE.fullmatch(date) else "",
             dict(files),
         )
@@ -218,22 +218,22 @@ class HubReader:
             RegistryError: the hub may have more than it lists.
         """
         is_ours = "versions" in self.own_words()  # whose cursor is the number of previous rows
-        found: list[str] = []
+        names: list[str] = []
         while True:
-            params = (("author", owner), ("limit", str(MOST_RESULTS)), ("cursor", str(len(found))))
+            params = (("author", owner), ("limit", str(MOST_RESULTS)), ("cursor", str(len(names))))
             data = self.client.read(
                 self._api, MAX_SEARCH_BYTES, self.subject(""), params if is_ours else params[:2]
             )
             page = [schema.parse_object(item, len(item))[0] for item in self._items(data, "")]
-            found += [str(item.get("id")) for item in page]
+            names += [str(item.get("id")) for item in page]
             if not page or not is_ours:
                 break
-        if not is_ours and len(found) >= MOST_RESULTS:
+        if not is_ours and len(names) >= MOST_RESULTS:
             raise RegistryError(
                 f"{self.subject('')} lists {MOST_RESULTS:,} repositories of {owner}, and may have "
                 "more"
             )
-        return [n for n in found if is_repository(n) and n.partition("/")[0] == owner]
+        return [n for n in names if is_repository(n) and n.partition("/")[0] == owner]
 
     def download(
         self, name: str, commit: str, file: str, target: Path, expected: Expected, **options: Any
@@ -279,8 +279,8 @@ class HubReader:
         """Return the items of a list; an HTML page is not an empty list."""
         text = data.strip()
         if not (text.startswith(b"[") and text.endswith(b"]")):
-            found = "a page of HTML" if text.startswith(b"<") else "no list in JSON"
-            raise self._malformed(name, [f"it is {found}"])
+            content = "a page of HTML" if text.startswith(b"<") else "no list in JSON"
+            raise self._malformed(name, [f"it is {content}"])
         return split_items(data)
 
     def _malformed(self, name: str, problems: list[str]) -> RegistryError:

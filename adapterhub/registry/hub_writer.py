@@ -183,8 +183,10 @@ class HubWriter:
         if echoes(message, self._token):
             message = "its message repeats your token, and is not shown"
         if status in (409, 412):
-            why = f" ({message})" if message else ""
-            return RegistryError(f"{address} was changed by another writer{why}", hint="try again")
+            detail = f" ({message})" if message else ""
+            return RegistryError(
+                f"{address} was changed by another writer{detail}", hint="try again"
+            )
         return RegistryError(
             f"{address}: the hub answered {status}" + f": {message}" * bool(message)
         )

@@ -107,7 +107,7 @@ class LocalRegistry(Registry):
 
     def _everything(self, stamps: Mapping[str, str]) -> dict[str, Contents]:
         cached = self._cached()
-        current = {path: seen for path, seen in cached.items() if seen[0] == stamps.get(path)}
+        current = {path: row for path, row in cached.items() if row[0] == stamps.get(path)}
         others = stamps.keys() - current.keys()
         new = {path: (stamps[path], self._with_words(path)) for path in others}
         if new or len(current) < len(cached):
@@ -135,8 +135,8 @@ class LocalRegistry(Registry):
     def _changed_since_cached(self) -> list[str]:
         """List the versions whose manifest has changed since the last search."""
         changed = []
-        for name, (_, seen) in self._cached().items():
-            before = {entry.version: entry.digest for entry in seen.entries}
+        for name, (_, contents) in self._cached().items():
+            before = {entry.version: entry.digest for entry in contents.entries}
             for entry in self.contents(name).entries if before else ():
                 if before.get(entry.version, entry.digest) != entry.digest:
                     path = f"{name}/{entry.version}"
@@ -153,8 +153,8 @@ class LocalRegistry(Registry):
         except (UnreadableError, OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
-    def _write_cache(self, found: Mapping[str, tuple[str, Contents]]) -> None:
-        records = {path: _record(stamp, contents) for path, (stamp, contents) in found.items()}
+    def _write_cache(self, stamped: Mapping[str, tuple[str, Contents]]) -> None:
+        records = {path: _record(stamp, contents) for path, (stamp, contents) in stamped.items()}
         with contextlib.suppress(OSError):  # a cache that cannot be written
             path = self._cache_path()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,13 +270,13 @@ class Folder(Storage):
             return {file: tag for path in names for file, tag in self.files(f"{path}/").items()}
         folder = self.root / prefix
         self._check_folders(folder)
-        found = []
+        paths = []
         for name in self._listed(folder):
-            found.append(f"{prefix}{name}")
+            paths.append(f"{prefix}{name}")
             if is_version_folder(name) and is_plain_folder(folder / name):
                 with contextlib.suppress(OSError):  # such a version is broken when it is read
-                    found += (f"{prefix}{name}/{file}" for file in os.listdir(folder / name))
-        return dict.fromkeys(sorted(found), "")
+                    paths += (f"{prefix}{name}/{file}" for file in os.listdir(folder / name))
+        return dict.fromkeys(sorted(paths), "")
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
         """Read a file; None if it does not exist."""

@@ -354,9 +354,9 @@ def _pulled(
     except RegistryError as error:
         if parsed.kind != "local" or registry is not None:
             raise
-        where = f"in {recorded}" if recorded else "in the own registry of who locked it"
+        origin = f"in {recorded}" if recorded else "in the own registry of who locked it"
         raise RegistryError(
-            f"{pinned.reference} was locked {where}, and is not here",
+            f"{pinned.reference} was locked {origin}, and is not here",
             offenders=[error.problem],
             hint="adapterhub sync --registry FOLDER with a copy of that registry",
         ) from error

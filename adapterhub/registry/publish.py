@@ -446,12 +446,12 @@ def put_signed(
         FileError: the adapter is damaged, or the key cannot be read.
     """
     private = None if key is None else read_private_key(key)
-    digest, found = saved.digest, source.signatures()
-    carried = [s for s in found if _is_about(s.statement, digest, publication.name)]
-    if private is None and len(carried) < len(found):
+    digest, signatures = saved.digest, source.signatures()
+    carried = [s for s in signatures if _is_about(s.statement, digest, publication.name)]
+    if private is None and len(carried) < len(signatures):
         raise SignatureError(
             f"{source.folder / SIGNATURE_FILE} is not for what is published as {publication.name}",
-            offenders=[f"it is for {s.statement.name}" for s in found if s not in carried],
+            offenders=[f"it is for {s.statement.name}" for s in signatures if s not in carried],
             hint=f"--sign KEY to sign it again, or delete {SIGNATURE_FILE}",
         )
     if private is None and not carried:
@@ -492,11 +492,11 @@ def _put_with(
             for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # signatures of an earlier publication
                 (copy / file).unlink(missing_ok=True)
             data = beside_bytes(saved.digest, beside)
-            called = Statement(
+            statement = Statement(
                 hashlib.sha256(data).hexdigest(), publication.name, publication.version
             )
             (copy / BESIDE_FILE).write_bytes(data)
-            signature = signatures_to_json([sign_statement(called, key)])
+            signature = signatures_to_json([sign_statement(statement, key)])
             (copy / BESIDE_SIGNATURE).write_bytes(signature)
         return store.put(saved, publication)
 
@@ -638,8 +638,8 @@ def _sign_folder(saved: Saved, key: PrivateKey, name: str | None, version: str |
     if version is not None and version_number(version) is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
     number = version and f"v{version_number(version)}"
-    called = name or name_to_publish(saved)
-    signature = sign_statement(Statement(saved.digest, called, number), key)
+    own = name or name_to_publish(saved)
+    signature = sign_statement(Statement(saved.digest, own, number), key)
     with explained(saved.folder):
         data = merged_signatures(saved.signatures(), [signature], saved.digest)
         replace_file(saved.folder / SIGNATURE_FILE, data)

@@ -185,8 +185,8 @@ def pull_verified(
     parsed = read_reference(reference, registry, signed=signed)
     is_there = False
     if parsed.kind == "folder":
-        asked, source = parsed, fetch_folder(expanded(parsed.name), signed=signed)
-        found = source if folder is None else _copied(source, folder, allow_pickle)
+        requested, source = parsed, fetch_folder(expanded(parsed.name), signed=signed)
+        fetched = source if folder is None else _copied(source, folder, allow_pickle)
     else:
         store = store_of(parsed, registry, allow_pickle=allow_pickle)
         entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
@@ -194,19 +194,19 @@ def pull_verified(
             raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
         is_there = folder is not None and _holds(folder, entry.digest)
         source = fetch(parsed, store, entry, None if is_there else folder, signed=signed)
-        found = source.copied_to(folder) if is_there and folder is not None else source
-        asked = replace(parsed, version=entry.version)  # also if requested by a tag
-    if found.saved is None or source.saved is None:
-        return found  # another library's
+        fetched = source.copied_to(folder) if is_there and folder is not None else source
+        requested = replace(parsed, version=entry.version)  # also if requested by a tag
+    if fetched.saved is None or source.saved is None:
+        return fetched  # another library's
     try:
-        on = Origins(asked, registry).bring(source.saved)
+        on = Origins(requested, registry).bring(source.saved)
         if folder is not None and not is_there:
             write_copies(folder, on)
     except BaseException:
         if folder is not None and not is_there:
             shutil.rmtree(folder, ignore_errors=True)  # it is new
         raise
-    return replace(found, reference=asked, saved=replace(found.saved, on=on))
+    return replace(fetched, reference=requested, saved=replace(fetched.saved, on=on))
 
 
 def _holds(folder: Path, digest: str) -> bool:
@@ -366,7 +366,7 @@ class Origins:
 
     def _below(self, saved: Saved, above: tuple[str, ...]) -> tuple[Foundation, ...]:
         """Find the adapters that one was trained on; `above` is the path so far."""
-        found, manifest = [], saved.manifest
+        foundations, manifest = [], saved.manifest
         for ref in manifest.on:
             _refuse_circle(manifest, ref, above)
             try:
@@ -374,8 +374,8 @@ class Origins:
             except AdapterhubError as error:
                 raise _in_context(error, manifest, ref) from error
             way = (*above, ref.digest, *([ref.reference] if ref.reference else []))
-            found.append(Foundation(ref, replace(below, on=self._below(below, way))))
-        return tuple(found)
+            foundations.append(Foundation(ref, replace(below, on=self._below(below, way))))
+        return tuple(foundations)
 
     def _files(self, folder: Path, ref: FoundationRef) -> Saved:
         """Return the verified files of an adapter, from the folder above or a published version."""
@@ -528,7 +528,7 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
 
 
 def fetch(
-    asked: Reference,
+    requested: Reference,
     store: Store,
     entry: Entry,
     folder: Path | None = None,
@@ -555,8 +555,8 @@ def fetch(
         return Fetched(store.get(entry, folder))
     signers: tuple[str, ...] = ()
     if trust.required or find_signers:
-        checked = published_signatures(asked, store, entry, store.get(entry), trust)
-        signers = check_enough(checked, subject_of(asked, entry), trust)
+        checked = published_signatures(requested, store, entry, store.get(entry), trust)
+        signers = check_enough(checked, subject_of(requested, entry), trust)
     path = store.get(entry, folder)
     return Fetched(path, Saved.at(path, entry.digest), signers)
 

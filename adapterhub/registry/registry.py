@@ -136,11 +136,11 @@ class Registry(Store):
             RegistryError: no such name or version, or the name exists for several backbones.
             FileError: that version cannot be read.
         """
-        found = self._matching(name, backbone)
-        entries = [entry for contents in found.values() for entry in contents.entries]
+        matching = self._matching(name, backbone)
+        entries = [entry for contents in matching.values() for entry in contents.entries]
         if len(backbones := sorted({entry.backbone for entry in entries})) > 1:
             raise _several(name, backbones)
-        for contents in found.values():
+        for contents in matching.values():
             if contents.entries or not entries:
                 contents.raise_broken(name, version)
         return choose_version(entries, name, version)
@@ -152,21 +152,23 @@ class Registry(Store):
             RegistryError: no adapter has this name.
             FileError: none of its versions can be read.
         """
-        found = self._matching(name, backbone)
-        entries = [entry for contents in found.values() for entry in contents.entries]
+        matching = self._matching(name, backbone)
+        entries = [entry for contents in matching.values() for entry in contents.entries]
         if not entries:
-            next(iter(found.values())).raise_broken(name, None)
-        self._warn({f"{name}/{v}": line_of(e) for c in found.values() for v, e in c.broken.items()})
+            next(iter(matching.values())).raise_broken(name, None)
+        self._warn(
+            {f"{name}/{v}": line_of(e) for c in matching.values() for v, e in c.broken.items()}
+        )
         return entries
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order; warn of broken ones."""
-        found = self.everything(query.backbone)
-        self._warn({f"{p}/{v}": line_of(e) for p, c in found.items() for v, e in c.broken.items()})
-        available = [e for c in found.values() for e in c.entries if e.yanked is None]
+        every = self.everything(query.backbone)
+        self._warn({f"{p}/{v}": line_of(e) for p, c in every.items() for v, e in c.broken.items()})
+        available = [e for c in every.values() for e in c.entries if e.yanked is None]
         newest = {(entry.backbone, entry.name): entry for entry in available}
         shown = available if query.all_versions else newest.values()
-        return filter_entries(shown, query, lambda entry: _words_of(entry, found))
+        return filter_entries(shown, query, lambda entry: _words_of(entry, every))
 
     def everything(self, backbone: str | None = None) -> dict[str, Contents]:
         """Read all names by path, or at least the names of a backbone.
@@ -325,18 +327,18 @@ class Registry(Store):
         if not self.exists():
             return []
         problems: list[str] = []
-        found: dict[str, Contents] = {}
+        every: dict[str, Contents] = {}
         for path in self._all_paths():
             try:
                 files = self.storage.files(f"{path}/")
-                found |= self._read({path: _by_version(path, files)})
-                lines = self._problems(path, found[path]) + _strays(path, files)
+                every |= self._read({path: _by_version(path, files)})
+                lines = self._problems(path, every[path]) + _strays(path, files)
             except FileError as error:
                 lines = [line_of(error)]
             problems += [f"{path}/{line}" for line in lines]
-        return problems + self._index_problems(found)
+        return problems + self._index_problems(every)
 
-    def _index_problems(self, found: Mapping[str, Contents]) -> list[str]:
+    def _index_problems(self, published: Mapping[str, Contents]) -> list[str]:
         """Compare the index, if it exists, with the folders."""
         hint = "adapterhub registry index rebuilds it"
         try:
@@ -345,15 +347,15 @@ class Registry(Store):
             listed = {*self._indexed_backbones()}
         except FileError as error:
             return [line_of(error)]
-        here = found.keys()
+        here = published.keys()
         # A name whose versions were all deleted is not in the index.
-        found = {p: c for p, c in found.items() if c.entries or c.broken}
-        first = {path.partition("/")[0]: path for path in sorted(found, reverse=True)}
+        published = {p: c for p, c in published.items() if c.entries or c.broken}
+        first = {path.partition("/")[0]: path for path in sorted(published, reverse=True)}
         missing = sorted(b for b in first.keys() - listed if not self._is_indexed_by_now(first[b]))
         problems = [f"{INDEX_FILE}: {backbone} is missing; {hint}" for backbone in missing]
-        for path in sorted(indexed.keys() | found.keys()):
+        for path in sorted(indexed.keys() | published.keys()):
             backbone, _, name = path.partition("/")
-            if backbone not in listed or _agree(indexed.get(path), found.get(path)):
+            if backbone not in listed or _agree(indexed.get(path), published.get(path)):
                 continue
             if path not in here or not self._is_indexed_by_now(path):
                 problems.append(f"{backbone}/{INDEX_FILE}: {name} has changed since; {hint}")
@@ -364,8 +366,8 @@ class Registry(Store):
         backbone, _, name = path.partition("/")
         with suppress(AdapterhubError), self.storage.writing(path):
             contents, row = self.contents(path), (self._index_of(backbone) or {}).get(name)
-            found = contents if contents.entries or contents.broken else None
-            return backbone in self._indexed_backbones() and _agree(row, found)
+            current = contents if contents.entries or contents.broken else None
+            return backbone in self._indexed_backbones() and _agree(row, current)
         return False  # a reader without write access cannot check
 
     def contents(self, path: str) -> Contents:
@@ -386,32 +388,32 @@ class Registry(Store):
         known: Mapping[str, Names | FileError],
     ) -> dict[str, Contents]:
         """Read the versions of names, given the contents of `names.json`."""
-        found = {
+        by_path = {
             path: Contents([], {}, names)
             if isinstance(names, Names)
             else Contents([], {NAMES_FILE: names})
             for path, names in known.items()
         }
-        wanted = [
+        places = [
             (path, version, own)
             for path, versions in files.items()
             for version, own in versions.items()
-            if not found[path].broken and (self.storage.is_atomic or MANIFEST_FILE in own)
+            if not by_path[path].broken and (self.storage.is_atomic or MANIFEST_FILE in own)
         ]
         entries = self._map(
-            lambda at: _or_error(lambda: self._entry(*at, found[at[0]].names)), wanted
+            lambda at: _or_error(lambda: self._entry(*at, by_path[at[0]].names)), places
         )
         broken = []
-        for (path, version, _), read in zip(wanted, entries, strict=True):
+        for (path, version, _), read in zip(places, entries, strict=True):
             if isinstance(read, Entry):
-                found[path].entries.append(read)
+                by_path[path].entries.append(read)
             else:
                 broken.append((path, version, read))
         numbers = {path: self._numbers(path) for path in {path for path, *_ in broken}}
         for path, version, error in broken:
             if version in numbers[path]:  # otherwise it was deleted meanwhile
-                found[path].broken[version] = error
-        return found
+                by_path[path].broken[version] = error
+        return by_path
 
     def _map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         """Apply a function that reads the storage, concurrently where that is faster."""
@@ -471,16 +473,16 @@ class Registry(Store):
 
     def _take_number(self, path: str, publication: Publication, entries: Sequence[Entry]) -> str:
         """Reserve the number of a new version for this publisher."""
-        taken = ""
+        number = ""
 
         def take(names: Names) -> Names:
-            nonlocal taken
-            taken = free_version(publication.name, publication.version, entries, names.highest)
+            nonlocal number
+            number = free_version(publication.name, publication.version, entries, names.highest)
             # In one step the version itself takes the number, and an error leaves no gap.
-            return names if self.storage.is_atomic else replace(names, highest=_number(taken))
+            return names if self.storage.is_atomic else replace(names, highest=_number(number))
 
         self._change(path, take)
-        return taken
+        return number
 
     def _change(self, path: str, update: Callable[[Names], Names]) -> Names:
         """Change the names.json of a name; start over if another writer was first."""
@@ -508,13 +510,13 @@ class Registry(Store):
             folders = self._indexed_backbones()
         else:
             folders = [folder_of_id(backbone)] if is_backbone_folder(folder_of_id(backbone)) else []
-        found: dict[str, Contents] = {}
+        indexed: dict[str, Contents] = {}
         for folder, index in zip(folders, self._map(self._index_of, folders), strict=True):
             if index is None and folder in self._indexed_backbones():
                 raise FileError(f"{self.location}/{folder}/{INDEX_FILE}: missing")
-            found |= {f"{folder}/{name}": contents for name, contents in (index or {}).items()}
-        is_indexed = found or self.storage.reread(INDEX_FILE, MAX_INDEX_BYTES) is not None
-        return found if is_indexed else None
+            indexed |= {f"{folder}/{name}": contents for name, contents in (index or {}).items()}
+        is_indexed = indexed or self.storage.reread(INDEX_FILE, MAX_INDEX_BYTES) is not None
+        return indexed if is_indexed else None
 
     def _index_of(self, backbone: str) -> dict[str, Contents] | None:
         """Read the index of a backbone's folder."""
@@ -572,25 +574,25 @@ class Registry(Store):
             The number of names that were read.
         """
         file = f"{backbone}/{INDEX_FILE}"
-        found: dict[str, Contents] = {}
+        by_path: dict[str, Contents] = {}
 
         def attempt() -> None:
-            nonlocal found
+            nonlocal by_path
             stored = self.storage.read(file, MAX_INDEX_BYTES)
             data = b""
             if stored and paths is not None:
                 with suppress(FileError):  # a damaged index is rebuilt
-                    found = self._contents(paths)
-                    data = index_with(stored.data, file, backbone, _by_own_name(found))
+                    by_path = self._contents(paths)
+                    data = index_with(stored.data, file, backbone, _by_own_name(by_path))
             if not data:
-                found = self._read(_by_name(self.storage.files(f"{backbone}/")))
-                data = index_bytes(backbone, _by_own_name(found))
+                by_path = self._read(_by_name(self.storage.files(f"{backbone}/")))
+                data = index_bytes(backbone, _by_own_name(by_path))
             if stored is None or stored.data != data:
                 self.storage.replace(file, data, stored)
 
         with self.storage.writing(backbone):
             self._retry(attempt, file)
-        return len(found)
+        return len(by_path)
 
     def _write_root(self, update: Callable[[Iterable[str]], Iterable[str]]) -> None:
         """Change the list of the backbones."""
@@ -658,26 +660,26 @@ class Registry(Store):
         paths = self._paths(name, backbone)
         if backbone is None or not is_fingerprint(backbone):
             return paths
-        found = {path: self.contents(path).entries for path in paths}
-        return [path for path in paths if any(e.fingerprint == backbone for e in found[path])]
+        entries = {path: self.contents(path).entries for path in paths}
+        return [path for path in paths if any(e.fingerprint == backbone for e in entries[path])]
 
     def _matching(self, name: str, backbone: str | None) -> dict[str, Contents]:
         """Read the paths of a name that have versions for a backbone, readable or not."""
-        found = self._contents(self._paths(name, backbone))
+        by_path = self._contents(self._paths(name, backbone))
         field = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
         matching = {}
-        for path, contents in found.items():
+        for path, contents in by_path.items():
             entries = [e for e in contents.entries if backbone in (None, getattr(e, field))]
             here = backbone is None or folder_of_id(backbone) == path.partition("/")[0]
             if entries or (here and contents.broken):
                 matching[path] = replace(contents, entries=entries)
         if not matching:
-            for contents in found.values():
+            for contents in by_path.values():
                 if not contents.entries:  # it may be for this backbone
                     contents.raise_broken(name, None)
             with suppress(RegistryError):  # a web server without an index
-                found |= self._contents(set(self._paths(name)) - found.keys())
-            others = [entry for contents in found.values() for entry in contents.entries]
+                by_path |= self._contents(set(self._paths(name)) - by_path.keys())
+            others = [entry for contents in by_path.values() for entry in contents.entries]
             raise self._not_found(name, backbone, others)
         return matching
 
@@ -736,19 +738,19 @@ def line_of(error: AdapterhubError) -> str:
     return "; ".join((error.problem, *error.offenders))
 
 
-def _words_of(entry: Entry, found: Mapping[str, Contents]) -> str:
-    words = found[f"{folder_of_id(entry.backbone)}/{entry.name}"].words
+def _words_of(entry: Entry, every: Mapping[str, Contents]) -> str:
+    words = every[f"{folder_of_id(entry.backbone)}/{entry.name}"].words
     return words.get(entry.version) or word_text(entry.words)
 
 
-def _by_own_name(found: Mapping[str, Contents]) -> dict[str, Contents]:
+def _by_own_name(by_path: Mapping[str, Contents]) -> dict[str, Contents]:
     """Return the contents of the names of one backbone, keyed by name only."""
-    return {path.partition("/")[2]: contents for path, contents in found.items()}
+    return {path.partition("/")[2]: contents for path, contents in by_path.items()}
 
 
-def _agree(indexed: Contents | None, found: Contents | None) -> bool:
+def _agree(indexed: Contents | None, published: Contents | None) -> bool:
     """Return whether the index matches the folders; names without versions are ignored."""
-    first, second = indexed or Contents([], {}), found or Contents([], {})
+    first, second = indexed or Contents([], {}), published or Contents([], {})
     same = [*map(row_of, first.entries)] == [*map(row_of, second.entries)]
     return same and first.broken.keys() == {
         version for version in second.broken if is_version_folder(version)
@@ -774,12 +776,12 @@ def _by_name(files: Mapping[str, str]) -> dict[str, dict[str, dict[str, str]]]:
 
 def _by_version(path: str, files: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Group the files of a name by version, the lowest number first."""
-    found: dict[str, dict[str, str]] = {}
+    versions: dict[str, dict[str, str]] = {}
     for file, tag in files.items():
         version, _, name = file[len(path) + 1 :].partition("/")
         if is_version_folder(version):
-            found.setdefault(version, {}).update({name: tag} if name else {})
-    return dict(sorted(found.items(), key=lambda item: _number(item[0])))
+            versions.setdefault(version, {}).update({name: tag} if name else {})
+    return dict(sorted(versions.items(), key=lambda item: _number(item[0])))
 
 
 def _strays(path: str, files: Iterable[str]) -> list[str]:

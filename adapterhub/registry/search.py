@@ -58,7 +58,7 @@ def _reasons(query: Query, store: Store) -> list[str]:
         return []
     filters = dict(_filters(query))
     alone = {name: store.search(replace(everything, **f)) for name, f in filters.items()}
-    excluding = [name for name, found in alone.items() if not found]
+    excluding = [name for name, rows in alone.items() if not rows]
     if excluding:
         return [f"no adapter has {name}{_choices(filters[name], entries)}" for name in excluding]
     lines = [f"no adapter has all of {', '.join(filters)}"]

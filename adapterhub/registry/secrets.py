@@ -150,14 +150,14 @@ def refuse_leaks(files: Mapping[str, bytes], allowed: Collection[str] = ()) -> N
     Raises:
         FileError: a file contains one; the error lists each place, without the secret.
     """
-    found = [f for f in findings(files) if f.code not in allowed]
-    if found:
+    leaks = [f for f in findings(files) if f.code not in allowed]
+    if leaks:
         raise FileError(
             "these files contain private information",
-            offenders=shorten([f"{f.file}, {f.place}: {f.problem} ({f.code})" for f in found]),
+            offenders=shorten([f"{f.file}, {f.place}: {f.problem} ({f.code})" for f in leaks]),
             expected="no absolute paths, tokens, keys or passwords",
             hint="correct the text or the recipe, and save the adapter again; if it is no secret: "
-            f"--allow-finding {found[0].code} (allow_findings=[...])",
+            f"--allow-finding {leaks[0].code} (allow_findings=[...])",
         )
 
 

@@ -59,8 +59,8 @@ def nearby_adapters(name: str) -> list[str]:
     """Return the folders with an adapter of this or a similar name, here or one folder below."""
     folders = {path: Path(path).name for path in islice(_folders(), _MOST_FOLDERS)}
     similar = difflib.get_close_matches(name, {*folders.values()}, n=_MOST_FOUND, cutoff=0.75)
-    found = (path for near in similar for path in folders if folders[path] == near)
-    return [*islice((path for path in found if holds_adapter(Path(path))), _MOST_FOUND)]
+    paths = (path for near in similar for path in folders if folders[path] == near)
+    return [*islice((path for path in paths if holds_adapter(Path(path))), _MOST_FOUND)]
 
 
 def _folders() -> Iterator[str]:
@@ -126,8 +126,8 @@ def is_remote(text: str) -> bool:
 
 def is_bucket(location: object) -> bool:
     """Return whether a text is the URL of a bucket: s3://bucket/prefix, gs://..., az://..."""
-    scheme, found, _ = str(location).partition("://")
-    return bool(found) and scheme in _BUCKETS
+    scheme, separator, _ = str(location).partition("://")
+    return bool(separator) and scheme in _BUCKETS
 
 
 def parse_reference(text: str) -> Reference:
@@ -334,8 +334,8 @@ class Entry:
     def __repr__(self) -> str:
         scores = "".join(f", {n} {v:.4g}" for n, v in [*self.metrics.items()][:2])
         tags = f" ({', '.join(self.tags)})" if self.tags else ""
-        what = f"{' + '.join(self.methods)} for {self.backbone}, {self.task or 'no head'}"
-        return one_line(f"<Entry {self.reference}{tags}: {what}{scores}>", 240)
+        summary = f"{' + '.join(self.methods)} for {self.backbone}, {self.task or 'no head'}"
+        return one_line(f"<Entry {self.reference}{tags}: {summary}{scores}>", 240)
 
     reference: str
     name: str

@@ -228,11 +228,11 @@ class CheckedSignature:
         return f"key {self.signature.signer.id} for {name}: {state}"
 
 
-def signed_subject(asked: Reference, digest: str, name: str, version: str) -> SignedSubject:
+def signed_subject(reference: Reference, digest: str, name: str, version: str) -> SignedSubject:
     """Describe a published version, for its signatures."""
     number = version_number(version)
-    comparable = f"v{number}" if number else "" if asked.version is None else None
-    return SignedSubject(asked, digest, name, comparable)
+    comparable = f"v{number}" if number else "" if reference.version is None else None
+    return SignedSubject(reference, digest, name, comparable)
 
 
 def checked_signatures(
@@ -313,13 +313,13 @@ def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> t
 
 
 def published_signatures(
-    asked: Reference, store: Store, entry: Entry, path: Path, trust: Trust
+    reference: Reference, store: Store, entry: Entry, path: Path, trust: Trust
 ) -> list[CheckedSignature]:
     """Check the signatures of a published version, without requiring any.
 
     Signatures next to the manifest are checked first; if they do not suffice, later ones.
     """
-    subject, beside = subject_of(asked, entry), read_signatures(path)
+    subject, beside = subject_of(reference, entry), read_signatures(path)
     checked = checked_signatures(beside, subject, trust)
     if any(c.is_valid and c.is_trusted for c in checked):
         return checked
@@ -351,9 +351,9 @@ def _keep_beside(path: Path, checked: Sequence[CheckedSignature]) -> None:
         os.replace(staged, path / SIGNATURE_FILE)
 
 
-def subject_of(asked: Reference, entry: Entry) -> SignedSubject:
+def subject_of(reference: Reference, entry: Entry) -> SignedSubject:
     """Describe a version of a store, for its signatures."""
-    return signed_subject(asked, entry.digest, entry.name, entry.version)
+    return signed_subject(reference, entry.digest, entry.name, entry.version)
 
 
 def refuse_foreign(reference: str, trust: Trust) -> None:

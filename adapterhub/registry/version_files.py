@@ -107,10 +107,10 @@ def parse_beside(data: bytes) -> FilesBeside:
     Raises:
         FileError: it cannot be read.
     """
-    found, offenders = schema.parse_record(FilesBeside, data, MAX_BESIDE_BYTES)
-    if found is None:
+    beside, offenders = schema.parse_record(FilesBeside, data, MAX_BESIDE_BYTES)
+    if beside is None:
         raise FileError(f"{BESIDE_FILE} is not a list of files", offenders=offenders)
-    return found
+    return beside
 
 
 def entry_of(
@@ -200,10 +200,10 @@ def check_stamp(folder: Path, digest: str) -> None:
     finally:
         if place is not None:
             os.close(place)
-    found = re.fullmatch(rb"[^\n]*\n(v\d{1,9}) ([0-9a-f]{32})\s*", data)
-    if found is None or b" ".join(found.groups()) == stamp_bytes(folder.name, digest):
+    match = re.fullmatch(rb"[^\n]*\n(v\d{1,9}) ([0-9a-f]{32})\s*", data)
+    if match is None or b" ".join(match.groups()) == stamp_bytes(folder.name, digest):
         return
-    other = found[1].decode()
+    other = match[1].decode()
     problem = f"has the files of {other}" if other != folder.name else "is not what was published"
     raise FileError(
         f"{folder} {problem}",
@@ -454,15 +454,15 @@ def parse_backbones(data: bytes, source: str) -> list[str]:
     Raises:
         FileError: `data` is not such an index.
     """
-    found = _parse(data, source).get("backbones")
-    if not isinstance(found, list) or not all(map(_is_folder, found)):
+    folders = _parse(data, source).get("backbones")
+    if not isinstance(folders, list) or not all(map(_is_folder, folders)):
         raise _error(source, "it does not list folders of backbones")
-    return found
+    return folders
 
 
-def index_bytes(backbone: str, found: Mapping[str, Contents]) -> bytes:
+def index_bytes(backbone: str, by_name: Mapping[str, Contents]) -> bytes:
     """Build the index of a backbone's folder from the contents of its names."""
-    return _dump(backbone, {name: _rows(contents) for name, contents in found.items()})
+    return _dump(backbone, {name: _rows(contents) for name, contents in by_name.items()})
 
 
 def index_with(data: bytes, source: str, backbone: str, new: Mapping[str, Contents]) -> bytes:
@@ -488,12 +488,12 @@ def parse_index(data: bytes, source: str, backbone: str) -> dict[str, Contents]:
 
 
 def _contents(adapters: Mapping[str, Any], source: str, backbone: str) -> dict[str, Contents]:
-    found: dict[str, Contents] = {}
+    by_name: dict[str, Contents] = {}
     numbers = cache(version_number)  # nearly all are v1
     for name, rows in adapters.items():
         if not is_name(name) or not isinstance(rows, dict):
             raise _error(source, "it has a name that no adapter has")
-        contents = found[name] = Contents([], {})
+        contents = by_name[name] = Contents([], {})
         for version in sorted(rows, key=lambda version: numbers(version) or 0):
             row = rows[version]
             if not (version[:1] == "v" and numbers(version)) or not isinstance(row, dict):
@@ -507,7 +507,7 @@ def _contents(adapters: Mapping[str, Any], source: str, backbone: str) -> dict[s
                 raise _error(source, f"the row of {name}@{version} is damaged: {error}") from None
             if folder_of_id(contents.entries[-1].backbone) != backbone:
                 raise _error(source, f"{name}@{version} is of another backbone")
-    return found
+    return by_name
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
