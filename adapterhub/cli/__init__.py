@@ -408,8 +408,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a subcommand as click does, but suggest the nearest name for a mistyped one."""
         if args and not args[0].startswith("-") and args[0] not in {*COMMANDS, *ALIASES}:
-            meant = OTHER_WORDS.get(args[0].lower(), "")
-            near = f"; try {meant}" if meant else did_you_mean(args[0], COMMANDS)
+            other = OTHER_WORDS.get(args[0].lower(), "")
+            near = f"; try {other}" if other else did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"unknown command {args[0]!r}{near}")
         return super().resolve_command(ctx, args)
 
@@ -420,12 +420,12 @@ class LazyGroup(click.Group):
                 return super().invoke(ctx)
         except click.NoSuchOption as error:
             flag = error.option_name
-            meant = OTHER_FLAGS.get(flag.lstrip("-").replace("_", "-"), "")
+            other = OTHER_FLAGS.get(flag.lstrip("-").replace("_", "-"), "")
             command = error.ctx.command if error.ctx else self
             own = {name for each in command.params for name in each.opts}
-            if not meant or (meant.startswith("--") and meant.split()[0] not in own):
+            if not other or (other.startswith("--") and other.split()[0] not in own):
                 raise
-            raise click.UsageError(f"no such flag: {flag}; try {meant}", error.ctx) from error
+            raise click.UsageError(f"no such flag: {flag}; try {other}", error.ctx) from error
         except click.ClickException as error:
             quoted = printable(error.message).replace("\n", "\n    ")
             vars(error)["message"] = quoted  # final by its annotation
@@ -446,7 +446,7 @@ class LazyGroup(click.Group):
         for title in described:
             with formatter.section(title):
                 lines = HEADINGS[title].items()
-                formatter.write_dl([(name.ljust(width), said) for name, said in lines])
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in lines])
         if more := [title for title in HEADINGS if title not in described]:
             with formatter.section("More (descriptions: adapterhub --help --all)"):
                 formatter.write_dl([(title, ", ".join(HEADINGS[title])) for title in more])

@@ -125,16 +125,16 @@ class Shape:
 
 
 def answers(
-    opened: Predictor, examples: Sequence[Any], how: HowToWrite | None, **empty: Any
+    opened: Predictor, examples: Sequence[Any], writing: HowToWrite | None, **empty: Any
 ) -> list[Prediction]:
-    """Return a prediction for each example; `how` is only set for tasks that generate.
+    """Return a prediction for each example; `writing` is only set for tasks that generate.
 
     `empty` is the argument of `Predictor.predict_examples` for empty inputs.
     """
-    if how is None or not how.options.given:
+    if writing is None or not writing.options.given:
         return opened.predict_examples(examples, **empty)
-    with how.options.sampling():
-        return opened.writing(how.options).predict_examples(examples, **empty)
+    with writing.options.sampling():
+        return opened.writing(writing.options).predict_examples(examples, **empty)
 
 
 def print_pieces(pieces: Iterable[str]) -> str:

@@ -101,11 +101,11 @@ def write_as_lora(
 
     adapter, _ = load_for_merging(reference, backbone, registry=registry)
     with doing("converting"):
-        found = to_lora(
+        lora = to_lora(
             adapter.model, adapter.name, rank=rank, energy=energy, new_name=f"{adapter.name}-lora"
         )
-        found.save(output)
-        facts = _facts(adapter, found)
+        lora.save(output)
+        facts = _facts(adapter, lora)
     if data is not None:
         places = {"before": reference, "after": output}
         facts["scores"] = {
@@ -127,21 +127,21 @@ def write_as_lora(
     print_facts(shown, width=12)
 
 
-def _facts(adapter: Adapter, found: Adapter) -> dict[str, Any]:
+def _facts(adapter: Adapter, lora: Adapter) -> dict[str, Any]:
     """Return the sizes of both adapters, and the difference of their outputs."""
     from adapterhub.adapters.route import activate
     from adapterhub.backbones.probe import probe
     from adapterhub.methods.lora import LoRALayer
 
-    after = probe(found.backbone.pretrained)
-    activate(found.model, adapter.name)
-    before = probe(found.backbone.pretrained)
-    ranks = [module.A.shape[0] for p in found.placed if isinstance(module := p.module, LoRALayer)]
+    after = probe(lora.backbone.pretrained)
+    activate(lora.model, adapter.name)
+    before = probe(lora.backbone.pretrained)
+    ranks = [module.A.shape[0] for p in lora.placed if isinstance(module := p.module, LoRALayer)]
     return {
         "ranks": [min(ranks), max(ranks)],
-        "parameters": found.count(),
+        "parameters": lora.count(),
         "parameters before": adapter.count(),
-        "lost": found.metadata.training["combined"]["lost"],
+        "lost": lora.metadata.training["combined"]["lost"],
         "difference": max(
             float((after[name] - value).abs().max() / value.abs().max().clamp(min=1e-30))
             for name, value in before.items()

@@ -84,7 +84,7 @@ def print_copied(report: CopyReport, source: str, target: str, *, as_json: bool)
     if report.refused:
         raise RegistryError(
             f"{counted(len(report.refused), 'version')} of {source} not copied",
-            offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
+            offenders=[f"{reference}: {reason}" for reference, reason in report.refused.items()],
         )
     if not as_json:
         changed = f", {len(report.changed)} tagged, signed or yanked" if report.changed else ""

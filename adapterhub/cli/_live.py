@@ -21,19 +21,19 @@ _NEW = "/new"
 
 
 def answer_lines(
-    opened: Predictor, pair: Sequence[str], how: HowToWrite | None, shape: Shape
+    opened: Predictor, pair: Sequence[str], writing: HowToWrite | None, shape: Shape
 ) -> None:
     """Answer each typed line, until an empty one or the end of input (Ctrl-D).
 
     Args:
         opened: the adapter.
         pair: the other texts of each example, if any.
-        how: the generation options; None for tasks that do not generate text.
+        writing: the generation options; None for tasks that do not generate text.
         shape: the output format of predictions.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (lines can be edited)
-    chats = how is not None and opened.task.chat_example((("user", ""),)) is not None
+    chats = writing is not None and opened.task.chat_example((("user", ""),)) is not None
     ending = "an empty line or Ctrl-D ends"
     if chats:
         say(f"a message, then Enter; {_NEW} begins a new conversation; {ending}", err=True)
@@ -46,11 +46,11 @@ def answer_lines(
             continue
         try:
             if chats:
-                asked = [*messages, {"role": "user", "content": line}]
-                answer = _answer(opened, opened.task.chat_example(_turns(asked)), how, shape)
-                messages = [*asked, {"role": "assistant", "content": answer}]
+                turns = [*messages, {"role": "user", "content": line}]
+                answer = _answer(opened, opened.task.chat_example(_turns(turns)), writing, shape)
+                messages = [*turns, {"role": "assistant", "content": answer}]
             else:
-                _answer(opened, _example(opened, line, pair), how, shape)
+                _answer(opened, _example(opened, line, pair), writing, shape)
         except AdapterhubError as error:
             say_text(f"error: {error}", err=True)  # the next line may be valid
 
@@ -84,12 +84,12 @@ def _example(opened: Predictor, line: str, pair: Sequence[str]) -> Any:
     return opened.task.example(texts, opened.data)
 
 
-def _answer(opened: Predictor, example: Any, how: HowToWrite | None, shape: Shape) -> str:
+def _answer(opened: Predictor, example: Any, writing: HowToWrite | None, shape: Shape) -> str:
     """Print the prediction for an example, and return its text; generated text is streamed."""
-    if how is not None and not shape.as_json:
-        writer = opened.writing(how.options)
+    if writing is not None and not shape.as_json:
+        writer = opened.writing(writing.options)
         if getattr(writer.task, "beams", 1) == 1:
-            return print_pieces(writer.streamed([example], how.options))
-    (prediction,) = answers(opened, [example], how)
+            return print_pieces(writer.streamed([example], writing.options))
+    (prediction,) = answers(opened, [example], writing)
     shape.show(opened.task, example, prediction, alone=True)
     return str(getattr(prediction, "text", prediction))

@@ -125,8 +125,8 @@ def check_engine(engine: str, workers: int | None, address: str | None) -> None:
     Raises:
         ConfigError: the options conflict, or Ray is missing.
     """
-    given = {"--workers": workers, "--ray-address": address}
-    if engine == "local" and (of_ray := [n for n, v in given.items() if v is not None]):
+    flags = {"--workers": workers, "--ray-address": address}
+    if engine == "local" and (of_ray := [n for n, v in flags.items() if v is not None]):
         raise ConfigError(f"{' and '.join(of_ray)} without Ray", hint="--engine ray")
     if engine == "ray":
         from adapterhub.ray_cluster import import_ray

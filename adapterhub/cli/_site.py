@@ -61,17 +61,17 @@ def _board(task: TaskResult) -> Leaderboard:
 
 
 def _score(task: TaskResult, result: MethodResult) -> RankedScore:
-    found, points = result.estimate, task.score.points
-    value = found.value or 0.0
-    spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
-    ends = [points_text(end, points) for end in (found.low, found.high) if end is not None]
+    estimate, points = result.estimate, task.score.points
+    value = estimate.value or 0.0
+    spread = f" ± {points_text(estimate.sd, points)}" if estimate.sd is not None else ""
+    ends = [points_text(end, points) for end in (estimate.low, estimate.high) if end is not None]
     return RankedScore(
         result.method,
         value * points,
         points_text(value, points) + spread,
         " to ".join(ends),
-        None if found.low is None else found.low * points,
-        None if found.high is None else found.high * points,
+        None if estimate.low is None else estimate.low * points,
+        None if estimate.high is None else estimate.high * points,
         result.costs.all_trained if result.costs else None,
     )
 

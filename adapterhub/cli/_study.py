@@ -104,8 +104,8 @@ def _write_baselines(output: Path, planned: PlannedStudy) -> None:
         numbers = {group.rows for group in planned.groups if group.task == name}
         # With the rows of the first seed.
         drawn = {rows: data.of(rows, 1).train for rows in sorted(numbers)}
-        if kind and (found := bag_of_words(kind, drawn, data.test, known.get(name))):
-            words[name] = found
+        if kind and (baseline := bag_of_words(kind, drawn, data.test, known.get(name))):
+            words[name] = baseline
     write_baselines(output, constants, words)
 
 
@@ -213,25 +213,25 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
     advice, bench = task.advice, study.bench
     if (method := advice.method or advice.candidate) not in study.labels():
         return None
-    found = task.find(str(method))
-    if found.rate is None:
+    result = task.find(str(method))
+    if result.rate is None:
         return None
     recipe, spec = study.tasks()[task.task], study.labels()[str(method)]
     place = output / (f"best-{task.task}" if several else "best")
     start = start_of(spec)
-    what = spec if isinstance(spec, str) else json.dumps(spec)
+    method_spec = spec if isinstance(spec, str) else json.dumps(spec)
     decided = {
-        **({"method": what} if start is None else {"from": start}),
-        "train.learning_rate": f"{found.rate:g}",
-        "train.max_steps": str(found.finals[0].cell.steps),
+        **({"method": method_spec} if start is None else {"from": start}),
+        "train.learning_rate": f"{result.rate:g}",
+        "train.max_steps": str(result.finals[0].cell.steps),
         "output": str(place),
     }
     if bench.steps is None or bench.budget is not None:
         del decided["train.max_steps"]  # the steps of the command, actual or recommended
     if advice.method is None:
         del decided["train.learning_rate"]
-    given = {path: text for path, text in _given(recipe) if path not in (*decided, "seed", "name")}
-    chosen = {"backbone": str(recipe.backbone), **decided, **given}
+    own = {path: text for path, text in _given(recipe) if path not in (*decided, "seed", "name")}
+    chosen = {"backbone": str(recipe.backbone), **decided, **own}
     order = [path for path in FLAGS.values() if path in chosen and path in _FLAG_OF]
     flags = [word for path in order for word in (f"--{_FLAG_OF[path]}", chosen[path])]
     return flags + [f"{path}={text}" for path, text in chosen.items() if path not in _FLAG_OF]

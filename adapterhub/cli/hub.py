@@ -224,7 +224,7 @@ def user(
     from adapterhub.hub.accounts import create_namespace, owners_of_kind, remove_user, set_user
     from adapterhub.hub.state import create_hub
 
-    chosen = [name for name, given in changes.items() if given]
+    chosen = [name for name, value in changes.items() if value]
     change = chosen[0] if chosen else None
     if change and (admin or not names or len(chosen) > 1):
         raise ConfigError(
@@ -242,18 +242,18 @@ def user(
             else:
                 create_namespace(connection, name, "user", is_admin=admin)
             _note(hub, connection, f"{change or 'create'} user", name)
-        found = owners_of_kind(connection, "user")
+        owners = owners_of_kind(connection, "user")
     if names:
         done = f"{(change or 'create').removesuffix('e')}ed"
         shown = f"{done} the user{'s' * (len(names) > 1)} {', '.join(names)}"
         print_result(shown, [*names], as_json=as_json)
     elif as_json:
-        print_json([owner.name for owner in found])
+        print_json([owner.name for owner in owners])
     else:
-        for owner in found:
+        for owner in owners:
             marks = [("admin", owner.is_admin), ("disabled", owner.is_disabled)]
-            said = ", ".join(mark for mark, holds in marks if holds)
-            say(f"{owner.name}  {said}".rstrip())
+            marked = ", ".join(mark for mark, holds in marks if holds)
+            say(f"{owner.name}  {marked}".rstrip())
 
 
 @command.command()
@@ -284,17 +284,17 @@ def org(place: HubPlace, name: str | None, as_json: bool, **options: Any) -> Non
 
     with _opened(place) as hub, hub.database.writing() as connection:
         if name is None:
-            found = [each.name for each in owners_of_kind(connection, "org")]
-            print_result("\n".join(found), found, as_json=as_json)
+            names = [each.name for each in owners_of_kind(connection, "org")]
+            print_result("\n".join(names), names, as_json=as_json)
             return
         owner = find_owner(connection, name) or _new_org(hub, connection, name)
         for member in options["members"]:
-            who, _, role = member.partition("=")
+            user, _, role = member.partition("=")
             if role not in _roles.choices:
                 raise ConfigError(f"--member {member!r}", expected="USER=read, =write or =admin")
-            set_member(connection, owner.name, who, role)
-        for who in options["removed"]:
-            set_member(connection, owner.name, who, None)
+            set_member(connection, owner.name, user, role)
+        for user in options["removed"]:
+            set_member(connection, owner.name, user, None)
         facts = _change_owner(hub, connection, owner, options)
         _note(hub, connection, "change organisation", f"{owner.name} {_given()}".strip())
     if as_json:
@@ -438,8 +438,8 @@ def collect_garbage(place: HubPlace, dry_run: bool, as_json: bool) -> None:
     with _opened(place) as hub:
         report = collect(hub, dry_run=dry_run)
     done = "would be removed" if dry_run else "removed"
-    said = f"{counted(report.files, 'file')} ({bytes_text(report.size)}) {done}"
-    print_result(f"{place}: {said}", asdict(report), as_json=as_json)
+    summary = f"{counted(report.files, 'file')} ({bytes_text(report.size)}) {done}"
+    print_result(f"{place}: {summary}", asdict(report), as_json=as_json)
 
 
 @command.command()
@@ -451,8 +451,8 @@ def backup(place: HubPlace, target: Path, as_json: bool) -> None:
     from adapterhub.hub.backups import backup_hub
 
     copied = backup_hub(place, target)
-    said = f"{target}: {counted(copied, 'file')} copied"
-    print_result(said, {"backup": str(target), "files": copied}, as_json=as_json)
+    summary = f"{target}: {counted(copied, 'file')} copied"
+    print_result(summary, {"backup": str(target), "files": copied}, as_json=as_json)
 
 
 @command.command("restore")
@@ -465,8 +465,8 @@ def restore_backup(source: Path, place: HubPlace, blobs: str | None, as_json: bo
     from adapterhub.hub.backups import restore_hub
 
     copied = restore_hub(source, place, blobs)
-    said = f"{place}: {counted(copied, 'file')} restored and verified"
-    print_result(said, {"hub": str(place), "files": copied}, as_json=as_json)
+    summary = f"{place}: {counted(copied, 'file')} restored and verified"
+    print_result(summary, {"hub": str(place), "files": copied}, as_json=as_json)
 
 
 @command.command("upgrade")
@@ -569,7 +569,7 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     if options["quota"]:
         quota = None if options["quota"] == "none" else _size("--quota", options["quota"])
     change_owner(connection, owner.id, rules_text(changed), quota)
-    members = [f"{who}={role}" for who, role in members_of(connection, owner.id).items()]
+    members = [f"{user}={role}" for user, role in members_of(connection, owner.id).items()]
     quotas = [bytes_text(quota)] if quota is not None else []
     return {"name": owner.name, "members": members, "quota": quotas, **asdict(changed)}
 
@@ -577,7 +577,7 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
 def _size(option: str, text: str) -> int:
     from adapterhub.config.yaml import size_in_bytes
 
-    found = size_in_bytes(text)
-    if found is None:
+    size = size_in_bytes(text)
+    if size is None:
         raise ConfigError(f"{option} {text!r} is not a size", expected="256MiB, 10GB")
-    return found
+    return size

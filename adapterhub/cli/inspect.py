@@ -67,17 +67,17 @@ def command(
             identity = fingerprint(backbone, revision=revision)
     vectors = {} if identity is None else _vectors(backbone, revision)
     with doing("planning every method"):
-        found = inspect(model)
+        inspection = inspect(model)
     if as_json:
         own = {"backbone": backbone, "fingerprint": identity}
-        print_json({**own, **vectors, **found.facts()}, indent=2)
+        print_json({**own, **vectors, **inspection.facts()}, indent=2)
         return
-    summary = {"backbone": f"{backbone} ({found.kind})", **found.summary()}
+    summary = {"backbone": f"{backbone} ({inspection.kind})", **inspection.summary()}
     summary |= {"fingerprint": identity} if identity else {}
     print_facts(summary | {name: str(value) for name, value in vectors.items()}, width=11)
-    for line in found.group_lines():
+    for line in inspection.group_lines():
         say(line)
-    for table in found.tables():
+    for table in inspection.tables():
         print_table(table, optional=("first",))
 
 

@@ -118,11 +118,11 @@ def _merge_pipeline(
     from adapterhub.inference.merged_pipeline import write_pipeline
 
     with doing(f"merging, writing and reloading {output}"):
-        found = write_pipeline(adapter, pipeline, output, tolerance)
+        differences = write_pipeline(adapter, pipeline, output, tolerance)
     if as_json:
-        print_json({"output": output, **found})
+        print_json({"output": output, **differences})
         return
-    for stage, far in found.items():
+    for stage, far in differences.items():
         say(f"{stage:8} an image of 0 to 1    max |difference| {far:.2e}")
     say(f"DiffusionPipeline.from_pretrained({output!r})")
 
@@ -133,8 +133,8 @@ def _loading(adapter: Adapter, encoder: SentenceEncoder | None, output: str) -> 
 
     if encoder is None:
         return f"{auto_class(adapter.backbone.pretrained).__name__}.from_pretrained({output!r})"
-    found = f"logits: {', '.join(adapter.labels)}" if encoder.head else "vectors"
-    return f"SentenceTransformer({output!r}).encode(texts)  # {found}"
+    outputs = f"logits: {', '.join(adapter.labels)}" if encoder.head else "vectors"
+    return f"SentenceTransformer({output!r}).encode(texts)  # {outputs}"
 
 
 def _checked_record(

@@ -32,11 +32,11 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
     An option is set in a recipe, or on the command line: train.epochs=10,
     --method 'lora(rank=4)', --task 'causal-lm(pack=true)'.
     """
-    found = dict(map(_section, names or _GROUPS))
+    sections = dict(map(_section, names or _GROUPS))
     if as_json:
-        print_json({title: [asdict(o) for o in found[title]] for title in found}, indent=2)
+        print_json({title: [asdict(o) for o in sections[title]] for title in sections}, indent=2)
         return
-    for title, options in found.items():
+    for title, options in sections.items():
         print_options(title, options, REQUIRED)
     if not names:
         say_text(

@@ -148,32 +148,32 @@ def command(
     if backbone:
         check_backbone_options(backbone)
     record = read_training_record(reference, registry, head, task)
-    how = _writing(record.task, {name: more.pop(name) for name in _WRITING_OPTIONS}, shape)
+    writing = _writing(record.task, {name: more.pop(name) for name in _WRITING_OPTIONS}, shape)
     if pair and record.task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
     texts, data = _file_among(texts, data, record.task)
     typed = not texts and data is None and sys.stdin.isatty()
     shape.check_use(record.task, typed)
-    asked = None if typed else _asked(record, texts, data, text, pair, more, **keep)
-    if asked is not None and shape.is_picture:
-        shape.files(len(asked.examples))
+    inputs = None if typed else _read_inputs(record, texts, data, text, pair, more, **keep)
+    if inputs is not None and shape.is_picture:
+        shape.files(len(inputs.examples))
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
     opened = open_adapter(reference, backbone, registry=registry, head=head, task=task, **limit)
-    if asked is None:
+    if inputs is None:
         from adapterhub.cli._live import answer_lines
 
-        answer_lines(opened, pair, how, shape)
-    elif how is not None and how.stream:
-        for example in asked.examples:
-            print_pieces(opened.writing(how.options).streamed([example], how.options))
+        answer_lines(opened, pair, writing, shape)
+    elif writing is not None and writing.stream:
+        for example in inputs.examples:
+            print_pieces(opened.writing(writing.options).streamed([example], writing.options))
     else:
-        _predict(opened, asked, how, shape, **keep)
+        _predict(opened, inputs, writing, shape, **keep)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Inputs:
     """The examples to predict on, and the columns of their rows if they come from a file."""
 
     examples: list[Any]
@@ -189,37 +189,42 @@ class _Asked:
     def places(self) -> list[str]:
         """The names of the examples in errors."""
         count = len(self.examples)
-        found = self.choice.places(count) if self.choice else []
-        return found or [f"{self.unit} {number}" for number in range(1, count + 1)]
+        places = self.choice.places(count) if self.choice else []
+        return places or [f"{self.unit} {number}" for number in range(1, count + 1)]
 
 
 def _predict(
-    opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Shape, *, keep_empty: bool
+    opened: Predictor,
+    inputs: _Inputs,
+    writing: HowToWrite | None,
+    shape: Shape,
+    *,
+    keep_empty: bool,
 ) -> None:
     """Predict on all examples; print the predictions, or write them to a table."""
     with doing("predicting"):
-        empty = {"keep_empty": keep_empty, "places": asked.places}
-        predictions = answers(opened, asked.examples, how, **empty)
+        empty = {"keep_empty": keep_empty, "places": inputs.places}
+        predictions = answers(opened, inputs.examples, writing, **empty)
     if cut := opened.cut_note(predictions):
         say(cut, err=True)
     if shape.is_picture:
-        for file, example in zip(shape.save_pictures(predictions), asked.examples, strict=True):
+        for file, example in zip(shape.save_pictures(predictions), inputs.examples, strict=True):
             say_text(f"{one_line(str(file))}\t{one_line(opened.task.shown(example)[0], 60)}")
         return
     if shape.output is None:
-        for example, prediction in zip(asked.examples, predictions, strict=True):
+        for example, prediction in zip(inputs.examples, predictions, strict=True):
             shape.show(opened.task, example, prediction)
         return
     from adapterhub.inference.table_file import input_columns, with_predictions, write_table_file
 
-    columns = input_columns(asked.table, opened.task, asked.examples)
+    columns = input_columns(inputs.table, opened.task, inputs.examples)
     cuts = bool(opened.task.limits(opened.setting))
-    found = with_predictions(columns, predictions, shape.every, cuts=cuts)
-    write_table_file(Path(shape.output), found)
+    table = with_predictions(columns, predictions, shape.every, cuts=cuts)
+    write_table_file(Path(shape.output), table)
     say(f"{len(predictions):,} rows: {shape.output}")
 
 
-def _writing(task: Task, given: dict[str, Any], shape: Shape) -> HowToWrite | None:
+def _writing(task: Task, values: dict[str, Any], shape: Shape) -> HowToWrite | None:
     """Return the generation options; None for a task that does not generate text.
 
     Raises:
@@ -227,8 +232,8 @@ def _writing(task: Task, given: dict[str, Any], shape: Shape) -> HowToWrite | No
     """
     from adapterhub.tasks.common.language_models import Generation, Writing
 
-    stream = bool(given.pop("stream"))
-    options = Writing(**given)
+    stream = bool(values.pop("stream"))
+    options = Writing(**values)
     if not isinstance(task, Generation):
         flags = [*options.given, *["stream"] * stream]
         if flags:
@@ -263,9 +268,9 @@ def _file_among(
         if is_table and is_there(name):
             return (), name
     if names and len(names) == len(texts):
-        found = is_there(names[0])
+        exists = is_there(names[0])
         raise DataError(
-            f"{len(names)} files" if found else f"no such file: {names[0]}",
+            f"{len(names)} files" if exists else f"no such file: {names[0]}",
             expected="one file of rows, or texts",
             hint="--input 'FOLDER/*.parquet' for several files; echo TEXT | adapterhub predict "
             "ADAPTER for a text that looks like a file",
@@ -273,7 +278,7 @@ def _file_among(
     return texts, data
 
 
-def _asked(
+def _read_inputs(
     record: TrainingRecord,
     texts: tuple[str, ...],
     data: str | None,
@@ -282,24 +287,24 @@ def _asked(
     form: dict[str, Any],
     *,
     keep_empty: bool,
-) -> _Asked:
+) -> _Inputs:
     """Return the examples of the command line, of a file or of standard input."""
     from adapterhub.inference.inputs import read_inputs
 
     task = record.task
     if texts:
-        return _Asked([task.example([first, *pair], record.data) for first in texts])
+        return _Inputs([task.example([first, *pair], record.data) for first in texts])
     if data in (None, "-"):
-        return _Asked(_read_lines(record), unit="line")
-    given = {name: value for name, value in form.items() if value is not None}
-    given |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
+        return _Inputs(_read_lines(record), unit="line")
+    columns = {name: value for name, value in form.items() if value is not None}
+    columns |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
     with reading(str(data)):
         examples, choice = read_inputs(
-            task, str(data), replace(record.data, **given), keep_empty=keep_empty
+            task, str(data), replace(record.data, **columns), keep_empty=keep_empty
         )
     for note in choice.notes:
         say(note, err=True)
-    return _Asked(examples, choice)
+    return _Inputs(examples, choice)
 
 
 def _typed() -> str:
@@ -329,12 +334,12 @@ def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
     Raises:
         ConfigError: texts, or options of other kinds of data, are set.
     """
-    found = [name for name, value in others.items() if value is not None]
-    flags = (name.replace("every", "all").replace("_", "-") for name in found)
-    given = [name if name.startswith("-") else f"--{name}" for name in flags]
-    if texts or given:
+    names = [name for name, value in others.items() if value is not None]
+    flags = (name.replace("every", "all").replace("_", "-") for name in names)
+    shown = [name if name.startswith("-") else f"--{name}" for name in flags]
+    if texts or shown:
         raise ConfigError(
-            f"--input with {', '.join([*given, *map(repr, texts)][:5])}",
+            f"--input with {', '.join([*shown, *map(repr, texts)][:5])}",
             expected="Parquet files alone, whose predictions are written to --output",
             hint="--data FILE for files of other formats",
         )
@@ -348,9 +353,9 @@ def _without_input(reference: str | None, tables: dict[str, Any]) -> str:
         UsageError: the adapter is missing.
     """
     unused = (n for n, v in tables.items() if v not in (None, (), _USUAL.get(n)))
-    given = [name for name in unused if name != "output"]
-    if given:
-        flags = [f"--{n.replace('_', '-').replace('adapters', 'adapter')}" for n in given]
+    refused = [name for name in unused if name != "output"]
+    if refused:
+        flags = [f"--{n.replace('_', '-').replace('adapters', 'adapter')}" for n in refused]
         raise ConfigError(f"{', '.join(flags)} without --input", hint="--input FILES.parquet")
     if reference is None:
         raise click.UsageError("Missing argument 'ADAPTER'.")
@@ -421,11 +426,11 @@ def _predict_missing(
         say(f"{done:,} of {total:,} parts are there already", err=True)
     if missing:
         on_ray = engine == "ray"
-        found = (
+        parts = (
             predict_on_ray(job, missing, workers, address) if on_ray else predict_here(job, missing)
         )
         with counting(sum(part.rows for part in missing), "predicting rows") as progress:
-            for part, predicted in found:
+            for part, predicted in parts:
                 written.write(part, predicted)
                 progress(part.rows)
     written.finish()

@@ -36,7 +36,7 @@ def command(
     """
     from adapterhub.registry.pull import pull_verified
 
-    found = pull_verified(
+    pulled = pull_verified(
         reference,
         None if folder is None else expanded(folder),
         backbone=backbone,
@@ -44,8 +44,8 @@ def command(
         allow_pickle=allow_pickle,
     )
     record = {
-        "folder": str(found.folder),
-        "reference": str(found.reference or reference),  # with the delivered version
-        "digest": found.digest,
+        "folder": str(pulled.folder),
+        "reference": str(pulled.reference or reference),  # with the delivered version
+        "digest": pulled.digest,
     }
-    print_result(str(found.folder), record, as_json=as_json)
+    print_result(str(pulled.folder), record, as_json=as_json)

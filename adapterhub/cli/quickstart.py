@@ -91,8 +91,11 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
     after = _answers(opened, paths["held-out"])
     with disabled(opened.model):
         before = _answers(opened, paths["told"])
-    told, learned = "the backbone, with the form in its prompt", "with the adapter, which is not"
-    for name, (score, _) in {told: before, learned: after}.items():
+    prompted, learned = (
+        "the backbone, with the form in its prompt",
+        "with the adapter, which is not",
+    )
+    for name, (score, _) in {prompted: before, learned: after}.items():
         say_text(f"{name:38}exact match {score}")
     for number in range(0, len(held_out), len(held_out) // SHOWN)[:SHOWN]:
         say_text(f"\nticket  {held_out[number]['messages'][0]['content']}")

@@ -78,7 +78,7 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
         is_name = re.fullmatch(r"[\w-]+", word) and word not in known and not is_there(word)
         if is_name and nearest(word, known):  # otherwise it may be a Hub dataset
             raise unknown("method or task", word, known, hint="adapterhub methods, tasks")
-    named = {option: found[0] for option, found in specs.items() if found}
+    named = {option: values[0] for option, values in specs.items() if values}
     return named, tuple(word for word in words if word not in named.values())
 
 

@@ -34,9 +34,9 @@ def command(name: str | None, path: str | None, rows: int | None, held_out: bool
         raise OutputError(f"{path} is already there", hint="another PATH")
     if sample.folder:
         if not path or held_out:
-            given = "--held-out" if held_out else f"no folder for {name}"
+            subject = "--held-out" if held_out else f"no folder for {name}"
             raise ConfigError(
-                f"{given}: images and audio are written to a folder, both train/ and eval/",
+                f"{subject}: images and audio are written to a folder, both train/ and eval/",
                 hint=f"adapterhub sample {name} {name}",
             )
         counts = write_sample_folder(name, Path(path), rows)

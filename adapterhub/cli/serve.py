@@ -172,7 +172,7 @@ def _serve_on_ray(options: ServeOptions) -> None:
     with doing("starting replicas"):
         service, endpoints = open_replicas(options)
     _log_to_stderr(options)
-    HttpServer(service, options, lambda where: _say_started(service, where), endpoints).run()
+    HttpServer(service, options, lambda address: _say_started(service, address), endpoints).run()
 
 
 def _check(service: Service) -> None:

@@ -138,8 +138,8 @@ def methods_text(methods: Iterable[Mapping[str, Any]]) -> str:
     for name, options in (pair for spec in methods for pair in spec.items()):
         own = options_of(known[name].options) if name in known else ()
         usual = to_dict({option.name: option.default for option in own})
-        said = {k: v for k, v in options.items() if not is_neutral(v) and v != usual.get(k)}
-        inner = ", ".join(f"{option}={_option_text(value)}" for option, value in said.items())
+        shown = {k: v for k, v in options.items() if not is_neutral(v) and v != usual.get(k)}
+        inner = ", ".join(f"{option}={_option_text(value)}" for option, value in shown.items())
         texts.append(f"{name}({inner})" if inner else name)
     return " + ".join(texts)
 

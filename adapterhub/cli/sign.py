@@ -40,9 +40,9 @@ def command(
     )
     statement = signature.statement
     named = {"name": statement.name, "version": statement.version}
-    called = " ".join(filter(None, named.values()))
+    subject = " ".join(filter(None, named.values()))
     print_result(
-        f"signed {called}, sha256 {statement.digest[:12]}, by key {signature.signer.id}",
+        f"signed {subject}, sha256 {statement.digest[:12]}, by key {signature.signer.id}",
         {"key": signature.key, "digest": statement.digest, **named},
         as_json=as_json,
     )

@@ -67,16 +67,16 @@ def command(
     if not flags["train"]:
         raise ConfigError("no data to probe", hint="adapterhub suggest FILE")
     with showing(display_for_terminal()):
-        found = _probed(nested_flags(flags), adapters, rows, registry)
+        suggestion = _probed(nested_flags(flags), adapters, rows, registry)
     if as_json:
-        print_json(_json(found))
+        print_json(_json(suggestion))
         return
-    _print(found)
-    if found.best:
+    _print(suggestion)
+    if suggestion.best:
         named = f"--backbone {flags['backbone']} " * bool(flags["backbone"])
         words = f"{named}--train {flags['train']}"
         say("")
-        say(f"adapterhub train --from {found.best} {words} --output DIR")
+        say(f"adapterhub train --from {suggestion.best} {words} --output DIR")
 
 
 def _probed(
@@ -110,8 +110,8 @@ def _probed(
     with doing(f"probing {len(candidates)} adapters on {len(encoded.rows):,} rows"):
         encoded, crowded = behind_virtual_tokens(loaded.model, encoded, candidates)
         fitting = [each for each in candidates if each.reference not in crowded]
-        found = suggest(loaded.model, encoded, fitting)
-        return replace(found, unusable={**found.unusable, **crowded})
+        suggestion = suggest(loaded.model, encoded, fitting)
+        return replace(suggestion, unusable={**suggestion.unusable, **crowded})
 
 
 def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -> list[Candidate]:
@@ -126,82 +126,82 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
         backbone = fingerprint(recipe.backbone, revision=recipe.revision)
         query = Query(backbone=backbone, limit=_MOST)
         adapters = [entry.reference for entry in registry_at(registry).search(query)]
-    found = []
+    candidates = []
     for reference in adapters:
         fetched = pull_verified(reference, registry=registry)
-        found.append(Candidate(reference, fetched.source))
-    return found
+        candidates.append(Candidate(reference, fetched.source))
+    return candidates
 
 
-def _print(found: Suggestion) -> None:
+def _print(suggestion: Suggestion) -> None:
     from adapterhub.bench.advice import points_text
     from adapterhub.bench.suggest import BARE
 
-    columns = ("adapter", found.score, "95 %", f"against the {BARE}")
+    columns = ("adapter", suggestion.score, "95 %", f"against the {BARE}")
     rows = []
-    bare = found.bare
-    own = [found.words] if found.words else []
-    for each in sorted([bare, *own, *found.estimates], key=lambda e: -(e.value or 0.0)):
+    bare = suggestion.bare
+    own = [suggestion.words] if suggestion.words else []
+    for each in sorted([bare, *own, *suggestion.estimates], key=lambda e: -(e.value or 0.0)):
         ends = [points_text(x, each.points) for x in (each.low, each.high) if x is not None]
         score = points_text(each.value or 0.0, each.points)
-        rows.append((each.method, score, "-".join(ends), _verdict(found, each)))
+        rows.append((each.method, score, "-".join(ends), _verdict(suggestion, each)))
     print_table(ShownTable(columns, rows, numbers=True))
-    for reference, problem in found.unusable.items():
+    for reference, problem in suggestion.unusable.items():
         say(f"left out: {reference}: {problem}", err=True)
-    say_wrapped(_sentence(found))
-    if found.words and found.comparisons[found.words.method].verdict != "worse":
-        say_wrapped(_sentence_of_words(found, found.words))
+    say_wrapped(_sentence(suggestion))
+    if suggestion.words and suggestion.comparisons[suggestion.words.method].verdict != "worse":
+        say_wrapped(_sentence_of_words(suggestion, suggestion.words))
 
 
-def _verdict(found: Suggestion, each: Estimate) -> str:
-    pair = found.comparisons.get(each.method)
+def _verdict(suggestion: Suggestion, each: Estimate) -> str:
+    pair = suggestion.comparisons.get(each.method)
     if pair is None or pair.value is None:
         return ""
     return f"{pair.value * pair.points:+.1f}, {pair.verdict}"
 
 
-def _sentence(found: Suggestion) -> str:
+def _sentence(suggestion: Suggestion) -> str:
     """Print the adapter to start from, or that none of them helps."""
     from adapterhub.bench.advice import numbers_text
 
-    if found.best:
-        pair = found.comparisons[found.best]
-        text = f"Start from {found.best}: its features are better ({numbers_text(pair)})."
+    if suggestion.best:
+        pair = suggestion.comparisons[suggestion.best]
+        text = f"Start from {suggestion.best}: its features are better ({numbers_text(pair)})."
         return f"{text} An adapter that was trained on these rows looks better than it is."
-    if not found.estimates:
+    if not suggestion.estimates:
         return "No adapter to compare."
-    size = found.smallest
+    size = suggestion.smallest
     text = "No difference: no adapter's features are better than the backbone's own."
     if not size:
         return text
     return f"{text} A difference of less than about {100 * size:.1f} points cannot be seen."
 
 
-def _sentence_of_words(found: Suggestion, words: Estimate) -> str:
+def _sentence_of_words(suggestion: Suggestion, words: Estimate) -> str:
     """Warn that the features of the backbone are not better than a bag of words."""
     from adapterhub.bench.advice import numbers_text
 
-    pair = found.comparisons[words.method]
+    pair = suggestion.comparisons[words.method]
     better = "is better than" if pair.verdict == "better" else "was not shown to be worse than"
     return (
-        f"A bag of words {better} the features of the {found.bare.method} ({numbers_text(pair)}): "
-        "compare a trained adapter with it (adapterhub bench)."
+        f"A bag of words {better} the features of the {suggestion.bare.method} "
+        f"({numbers_text(pair)}): compare a trained adapter with it (adapterhub bench)."
     )
 
 
-def _json(found: Suggestion) -> dict[str, Any]:
+def _json(suggestion: Suggestion) -> dict[str, Any]:
     def row(each: Estimate) -> dict[str, Any]:
-        pair = found.comparisons.get(each.method)
+        pair = suggestion.comparisons.get(each.method)
         values = {"adapter": each.method, "value": each.value, "low": each.low, "high": each.high}
         if pair is None:
             return values
         return values | {"difference": pair.value, "verdict": pair.verdict, "p": pair.corrected}
 
     return {
-        "score": found.score,
-        "best": found.best,
-        "bare": row(found.bare),
-        "bag_of_words": row(found.words) if found.words else None,
-        "adapters": [row(each) for each in found.estimates],
-        "unusable": dict(found.unusable),
+        "score": suggestion.score,
+        "best": suggestion.best,
+        "bare": row(suggestion.bare),
+        "bag_of_words": row(suggestion.words) if suggestion.words else None,
+        "adapters": [row(each) for each in suggestion.estimates],
+        "unusable": dict(suggestion.unusable),
     }

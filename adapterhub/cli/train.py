@@ -107,10 +107,10 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
                 continue
             option = _OPTIONS[path]
             kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
-            said, left_out = help_in_words(option)
+            words, left_out = help_in_words(option)
             left_out = left_out and str(option.default or left_out)
             default = f"; default: {left_out}" if left_out else ""
-            help_text = f"{said[0].upper()}{said[1:]}{default}."
+            help_text = f"{words[0].upper()}{words[1:]}{default}."
             function = click.option(
                 f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in MULTIPLE
             )(function)
@@ -246,8 +246,8 @@ _MOST_OF_AN_UPDATE = 0.95  # share of its squared norm that a suggested rank kee
 _MOST_OF_A_ROW = 20_000  # characters of a text printed by --show
 
 
-def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
-    if given:
+def _print_schema(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
         from adapterhub.recipe.recipe import recipe_schema
 
         print_json(recipe_schema(), indent=2)
@@ -421,14 +421,17 @@ def _rehearsed(prepared: Any) -> dict[str, str]:
 
     try:
         with doing("trying a few steps"):
-            found = rehearse(prepared)
+            measured = rehearse(prepared)
     except AdapterhubError as error:
         return {"time": f"not known, for a first step fails: {error.problem}"}
-    if found is None:
+    if measured is None:
         return {"time": "not known: the run was not tried"}
-    memory = f"{bytes_text(found.peak_memory)} (measured in {found.steps} steps, and an evaluation)"
-    each = f"{found.step_seconds:.2g} s a step, as measured here and now"
-    return {"memory, total": memory, "time": f"about {seconds_text(found.seconds)} ({each})"}
+    memory = (
+        f"{bytes_text(measured.peak_memory)} "
+        f"(measured in {measured.steps} steps, and an evaluation)"
+    )
+    each = f"{measured.step_seconds:.2g} s a step, as measured here and now"
+    return {"memory, total": memory, "time": f"about {seconds_text(measured.seconds)} ({each})"}
 
 
 def _print_tasks(tasks: Sequence[Any]) -> None:
@@ -527,13 +530,13 @@ def _wrapped(name: str, text: str, width: int) -> str:
     )
 
 
-def _check_flags(staged: StagedRecipe, given: Mapping[str, object]) -> None:
+def _check_flags(staged: StagedRecipe, values: Mapping[str, object]) -> None:
     """Reject flags that only apply to single runs.
 
     Raises:
         ConfigError: such a flag is set.
     """
-    if flags := [flag for flag, value in given.items() if value]:
+    if flags := [flag for flag, value in values.items() if value]:
         raise ConfigError(
             f"a recipe of stages trains several runs, here {len(staged.stages)}",
             hint=f"leave out {', '.join(flags)}",

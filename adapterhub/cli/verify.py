@@ -24,7 +24,7 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     """
     from adapterhub.registry.pull import verify
 
-    found = verify(reference, backbone=backbone, registry=registry)
+    verified = verify(reference, backbone=backbone, registry=registry)
     if as_json:
         signatures = [
             {
@@ -34,14 +34,14 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
                 "trusted": checked.is_valid and checked.is_trusted,
                 "problem": checked.problem,
             }
-            for checked in found.signatures
+            for checked in verified.signatures
         ]
-        facts = {"reference": found.reference, "digest": found.digest}
-        print_json({**facts, "trusted": found.is_trusted, "signatures": signatures})
+        facts = {"reference": verified.reference, "digest": verified.digest}
+        print_json({**facts, "trusted": verified.is_trusted, "signatures": signatures})
     else:
-        say(printable(f"{found.reference}: files intact, sha256 {found.digest[:12]}"))
-        for line in map(str, found.signatures):
+        say(printable(f"{verified.reference}: files intact, sha256 {verified.digest[:12]}"))
+        for line in map(str, verified.signatures):
             say(printable(line))
-        if not found.signatures:
+        if not verified.signatures:
             say("no signature")
-    sys.exit(0 if found.is_trusted else 1)
+    sys.exit(0 if verified.is_trusted else 1)
