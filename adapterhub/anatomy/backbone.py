@@ -58,9 +58,9 @@ def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str,
 
     `every_use` lists a module that has several paths under each of them.
     """
-    found: list[tuple[str, nn.Module]] = []
-    _collect(model, "", every_use, set(), found)
-    return found
+    modules: list[tuple[str, nn.Module]] = []
+    _collect(model, "", every_use, set(), modules)
+    return modules
 
 
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -132,16 +132,16 @@ def _collect(
     path: str,
     every_use: bool,
     seen: set[int],
-    found: list[tuple[str, nn.Module]],
+    modules: list[tuple[str, nn.Module]],
 ) -> None:
     """Append a module and its descendants, each before its children."""
     if not every_use and id(module) in seen:
         return
     seen.add(id(module))
-    found.append((path, module))
+    modules.append((path, module))
     for name, child in module._modules.items():
         if child is not None and name != CHILD:
-            _collect(child, f"{path}.{name}" if path else name, every_use, seen, found)
+            _collect(child, f"{path}.{name}" if path else name, every_use, seen, modules)
 
 
 def join(*parts: str) -> str:
@@ -201,8 +201,8 @@ def new_base_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _classes(auto: Any, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
-    found = auto._model_mapping.get(type(config), ())
-    return found if isinstance(found, tuple) else (found,)
+    classes = auto._model_mapping.get(type(config), ())
+    return classes if isinstance(classes, tuple) else (classes,)
 
 
 def token_table(module: nn.Module) -> Any | None:
@@ -328,9 +328,9 @@ def parts_of(pipeline: Any) -> PipelineParts:
 
 def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
     names = loadable_in(type(pipeline), vars(pipeline))
-    found = {name: getattr(pipeline, name, None) for name in names}
-    found = {name: getattr(module, _INSIDE, module) for name, module in found.items()}
-    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    parts = {name: getattr(pipeline, name, None) for name in names}
+    parts = {name: getattr(module, _INSIDE, module) for name, module in parts.items()}
+    return {name: module for name, module in parts.items() if isinstance(module, nn.Module)}
 
 
 def _without_modules(kind: type) -> PipelineParts:

@@ -187,17 +187,17 @@ def _only_tied(paths: Mapping[str, nn.Module]) -> Iterator[str]:
 
 def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
     """Map the outermost lists of modules of one class to their elements."""
-    found: dict[str, tuple[str, ...]] = {}
+    layers: dict[str, tuple[str, ...]] = {}
     for path, module in paths.items():
-        inside = any(path.startswith(f"{other}.") for other in found)
+        inside = any(path.startswith(f"{other}.") for other in layers)
         if inside or not path or not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
         children = dict(module.named_children())
         kinds = {type(child) for child in children.values()}
         nested = any(True for child in children.values() for _ in child.children())
         if len(children) > 1 and len(kinds) == 1 and nested:
-            found[path] = tuple(f"{path}.{name}" for name in children)
-    return found
+            layers[path] = tuple(f"{path}.{name}" for name in children)
+    return layers
 
 
 def _roles(
@@ -242,8 +242,8 @@ def _of_attention(children: Iterable[str]) -> tuple[dict[str, str], dict[str, st
         added, role = _in_attention(child)
         if role:
             both[added].setdefault(role, child)
-    found = {*both[0], *both[1]}
-    return both if "qkv" in found or ("q" in found and found & {"k", "kv"}) else ({}, {})
+    roles = {*both[0], *both[1]}
+    return both if "qkv" in roles or ("q" in roles and roles & {"k", "kv"}) else ({}, {})
 
 
 def _in_attention(child: str) -> tuple[bool, str]:
@@ -293,14 +293,14 @@ def never_called(paths: Mapping[str, nn.Module], read: Mapping[str, str]) -> dic
     The other modules are called in some branch of its forward, where hooks see them.
     """
     called: dict[type[nn.Module], Collection[str]] = {}
-    found: dict[str, str] = {}
+    uncalled: dict[str, str] = {}
     for path, owner in read.items():
         parent, _, name = path.rpartition(".")
         if (around := type(paths[parent])) not in called:
             called[around] = call_order(paths[parent])
         if owner and name not in called[around]:
-            found[path] = owner
-    return found
+            uncalled[path] = owner
+    return uncalled
 
 
 def _of_network(
@@ -312,10 +312,10 @@ def _of_network(
     """
     for row in _NETWORKS:
         if all(child in children for child in row):
-            found = {role: child for child, role in row.items()}
-            first = found.get("up") or found["gate_up"]
-            ends = paths[join(path, first)], paths[join(path, found["down"])]
-            return found if in_features(ends[0]) == out_features(ends[1]) else {}
+            by_role = {role: child for child, role in row.items()}
+            first = by_role.get("up") or by_role["gate_up"]
+            ends = paths[join(path, first)], paths[join(path, by_role["down"])]
+            return by_role if in_features(ends[0]) == out_features(ends[1]) else {}
     return {}
 
 
@@ -548,13 +548,13 @@ def _states_behind_embeddings(
     host: str | None = layers[0]
     if width != layer_width or ".*." in stack.layers:
         inside = tuple(f"{layer}." for layer in layers)
-        found = (
+        hosts = (
             path
             for path, module in own_modules(model)
             if is_projection(module) and not path.startswith(inside)
             if (in_features(module), out_features(module)) == (width, layer_width)
         )
-        host = next(found, None)
+        host = next(hosts, None)
     if host is not None:
         yield Site(f"{stack.name}.input", stack.name, None, "input", "states", host, width, width)
 

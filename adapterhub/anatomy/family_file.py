@@ -118,8 +118,8 @@ def _missing_in(layers: list[nn.Module], stack: Stack) -> Iterator[str]:
         for role, spec in sites.items():
             for path in spec.split("|"):
                 if not any(has_path(layer, path) for layer in layers):
-                    where = role if number is None else f"own.{number}.{role}"
-                    yield f"{stack.name}.{where}: {path!r}{did_you_mean(path, inside)}"
+                    key = role if number is None else f"own.{number}.{role}"
+                    yield f"{stack.name}.{key}: {path!r}{did_you_mean(path, inside)}"
 
 
 def read_family(source: FamilySource) -> Family:

@@ -130,11 +130,11 @@ def without_sites(anatomy: Anatomy) -> list[Rest]:
             single.add(join(site.host, site.held.parameter))
         elif site.kind in ("linear", "norm"):
             whole.add(site.host)
-    found: dict[str, list[tuple[str, str, int]]] = {}
+    groups: dict[str, list[tuple[str, str, int]]] = {}
     for path, parameter in anatomy.parameters().items():
         owner, _, name = path.rpartition(".")
         if path not in single and owner not in whole:
-            group = found.setdefault(class_at(anatomy, owner), [])
+            group = groups.setdefault(class_at(anatomy, owner), [])
             group.append((owner, name, parameter.numel()))
     rests = [
         Rest(
@@ -143,7 +143,7 @@ def without_sites(anatomy: Anatomy) -> list[Rest]:
             tuple(dict.fromkeys(name for _, name, _ in group)),
             tuple(dict.fromkeys(owner for owner, *_ in group)),
         )
-        for module, group in found.items()
+        for module, group in groups.items()
     ]
     return sorted(rests, key=lambda rest: -rest.parameters)
 
@@ -171,11 +171,11 @@ def _pattern(anatomy: Anatomy, within: str, role: str, sites: Sequence[Site]) ->
 
 def _layers(anatomy: Anatomy, sites: Iterable[Site]) -> str:
     """Describe the layers of a stack that have some sites; "" if some sites are elsewhere."""
-    found = {(site.stack, site.layer) for site in sites}
-    numbers = sorted(layer for _, layer in found if layer is not None)
-    if len({stack for stack, _ in found}) > 1 or len(numbers) < len(found):
+    layers = {(site.stack, site.layer) for site in sites}
+    numbers = sorted(layer for _, layer in layers if layer is not None)
+    if len({stack for stack, _ in layers}) > 1 or len(numbers) < len(layers):
         return ""
-    depth = anatomy.depth(next(stack for stack, _ in found))
+    depth = anatomy.depth(next(stack for stack, _ in layers))
     return (
         "all" if len(numbers) == depth else f"{len(numbers)} of {depth}: {number_ranges(numbers)}"
     )

@@ -110,8 +110,8 @@ def weights_read(module: nn.Module) -> set[str]:
     Calls of the module's methods are followed. Reading only a weight's dtype or the like does not
     count.
     """
-    found = (f"{path}.".partition(".weight.") for path in _read(module))
-    return {owner for owner, at, rest in found if at and rest.partition(".")[0] not in _FACTS}
+    split = (f"{path}.".partition(".weight.") for path in _read(module))
+    return {owner for owner, at, rest in split if at and rest.partition(".")[0] not in _FACTS}
 
 
 def multiplies_weight(module: nn.Module, child: str) -> bool:
@@ -164,8 +164,8 @@ def definition_of(module: nn.Module, method: str) -> ast.FunctionDef | None:
 
 def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
     """List the definitions of a class's methods, without the methods of `nn.Module`."""
-    found = map(_definition, _own_methods(module))
-    return [definition for definition in found if definition is not None]
+    definitions = map(_definition, _own_methods(module))
+    return [definition for definition in definitions if definition is not None]
 
 
 def _own_methods(module: nn.Module) -> Iterator[Callable[..., Any] | None]:
@@ -270,14 +270,14 @@ class _Reader:
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
-        found: tuple[str, ...] = ()
+        paths: tuple[str, ...] = ()
         if isinstance(node, ast.Name):
-            found = self.names.get(node.id, ())
+            paths = self.names.get(node.id, ())
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             owner, name = node.args[0], node.args[1]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                found = tuple(join(path, name.value) for path in self.paths(owner))
-        return tuple(join(path, *reversed(names)) for path in found)
+                paths = tuple(join(path, name.value) for path in self.paths(owner))
+        return tuple(join(path, *reversed(names)) for path in paths)
 
     def _renames(self, node: ast.Assign) -> bool:
         """Record the names that an assignment gives to attributes, if it does nothing else."""
@@ -285,12 +285,12 @@ class _Reader:
         pairs = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = list(zip(target.elts, value.elts, strict=False))
-        found = {t.id: self.paths(v) for t, v in pairs if isinstance(t, ast.Name)}
-        for name in found:
+        renamed = {t.id: self.paths(v) for t, v in pairs if isinstance(t, ast.Name)}
+        for name in renamed:
             self.names.pop(name, None)  # drop the earlier meaning
-        if others or len(found) < len(pairs) or not all(found.values()):
+        if others or len(renamed) < len(pairs) or not all(renamed.values()):
             return False
-        self.names |= found
+        self.names |= renamed
         return True
 
     def _renames_each(self, target: ast.expr, values: ast.expr) -> None:
@@ -301,34 +301,34 @@ class _Reader:
         """Return the reads of a function that receives the module or a part; None for others."""
         function, first = call.func, []
         if isinstance(function, ast.Name):
-            called = self.known.get(function.id)
-            called = called if inspect.isfunction(called) else None
+            target = self.known.get(function.id)
+            target = target if inspect.isfunction(target) else None
         else:
             paths = self.paths(function)
-            called = _method(self.cls, paths[0]) if len(paths) == 1 else None
+            target = _method(self.cls, paths[0]) if len(paths) == 1 else None
             first = [("",)]
-        given = [self.paths(a) for a in call.args]
+        positional = [self.paths(a) for a in call.args]
         named = {k.arg: self.paths(k.value) for k in call.keywords if k.arg}
-        if called is None or _definition(called) is None or not any([*given, *named.values()]):
+        if target is None or _definition(target) is None or not any([*positional, *named.values()]):
             return None
-        return self._read_call(call, called, [*first, *given], named)
+        return self._read_call(call, target, [*first, *positional], named)
 
     def _read_call(
         self,
         call: ast.Call,
-        called: Callable[..., Any],
+        function: Callable[..., Any],
         places: Sequence[tuple[str, ...]],
         named: _Names,
     ) -> Iterator[str]:
         for value in (*call.args, *(keyword.value for keyword in call.keywords)):
             if not self.paths(value):
                 yield from self.attributes(value)
-        yield from self._follow(called, places, {n: p for n, p in named.items() if p})
+        yield from self._follow(function, places, {n: p for n, p in named.items() if p})
 
     def _follow(
-        self, called: Callable[..., Any] | None, places: Sequence[tuple[str, ...]], named: _Names
+        self, function: Callable[..., Any] | None, places: Sequence[tuple[str, ...]], named: _Names
     ) -> Iterator[str]:
-        return _read_in(self.cls, called, places, named, self.followed)
+        return _read_in(self.cls, function, places, named, self.followed)
 
 
 def _in_order(node: ast.AST) -> list[ast.AST]:
@@ -695,13 +695,13 @@ def is_table(module: nn.Module) -> bool:
 def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:
     """Return the matrices of torch's attention; its forward reads all parameters directly."""
     size = attention.embed_dim
-    found: dict[str, WeightMatrix] = {}
+    matrices: dict[str, WeightMatrix] = {}
     for number, role in enumerate("qkv"):
         own = f"{role}_proj_weight"  # if keys or values have another size; biases are packed
         apart = getattr(attention, own, None) is not None
         weight = own if apart else "in_proj_weight"
-        found[role] = WeightMatrix(weight, "in_proj_bias", number * size, size)
+        matrices[role] = WeightMatrix(weight, "in_proj_bias", number * size, size)
     if attention.in_proj_weight is not None:
-        found["qkv"] = WeightMatrix("in_proj_weight", "in_proj_bias")
-    found["o"] = WeightMatrix("out_proj.weight", "out_proj.bias")
-    return found
+        matrices["qkv"] = WeightMatrix("in_proj_weight", "in_proj_bias")
+    matrices["o"] = WeightMatrix("out_proj.weight", "out_proj.bias")
+    return matrices

@@ -380,12 +380,12 @@ class Anatomy:
 
     def _no_such_site(self, patterns: Iterable[str], layers: object) -> SiteError:
         roles = sorted({s.role for s in self.sites.values()})
-        where = "" if layers == "all" else f" in layers {layers!r}"
+        place = "" if layers == "all" else f" in layers {layers!r}"
         path = f"the path of a module ({next(iter(self.by_path or self.sites), 'layers.0.fc')})"
         if self.named_head is None and roles:
             path = f"a role of one stack (decoder.attn.q), a site id (encoder.0.attn.q), {path}"
         return SiteError(
-            f"this {self.backbone.model_type} backbone has no such site{where}",
+            f"this {self.backbone.model_type} backbone has no such site{place}",
             offenders=[f"{p!r}{self._meaning(p) or did_you_mean(p, roles)}" for p in patterns],
             expected="; or ".join([*([f"one of {', '.join(roles)}"] if roles else []), path])
             + ", with * as a wildcard",

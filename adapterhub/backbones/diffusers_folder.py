@@ -53,10 +53,10 @@ def diffusers_folder(backbone: str, revision: str | None = None) -> Path | None:
         names = [PIPELINE_INDEX, _CONFIG, f"*/{_CONFIG}"]
         try:
             with guarded_hub():
-                found = snapshot_download(backbone, revision=revision, allow_patterns=names)
+                path = snapshot_download(backbone, revision=revision, allow_patterns=names)
         except (OSError, ValueError, HTTPError):
             return None  # loading a transformers model reports the problem
-        folder = Path(found)
+        folder = Path(path)
     return folder if holds_diffusers(folder) else None
 
 
@@ -84,8 +84,8 @@ def _pipeline(folder: Path, index: Mapping[str, Any]) -> Any:
     kind = _class(folder, "diffusers", index.get(_CLASS), DiffusionPipeline)
     pipeline = object.__new__(kind)
     names = loadable_in(kind, index) if is_pipeline(pipeline) else ()
-    given = {name: index[name] for name in names if isinstance(index.get(name), list)}
-    parts = {name: value for name, value in given.items() if len(value) == 2 and all(value)}
+    listed = {name: index[name] for name in names if isinstance(index.get(name), list)}
+    parts = {name: value for name, value in listed.items() if len(value) == 2 and all(value)}
     if not parts:
         models = sorted(path.parent for path in folder.glob(f"*/{_CONFIG}"))
         raise BackboneError(
@@ -121,14 +121,14 @@ def _class(folder: Path, library: object, name: object, base: type) -> Any:
         BackboneError: the library lacks the class, or it is not a subclass of `base`.
     """
     module = importlib.import_module(str(library)) if library in _LIBRARIES else None
-    found = getattr(module, str(name), None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    attribute = getattr(module, str(name), None)
+    if not (isinstance(attribute, type) and issubclass(attribute, base)):
         near = did_you_mean(str(name), dir(module)) if module else ""
         raise BackboneError(
             f"{folder} is of a class that is not known here: {library}.{name}{near}",
             expected=f"a {base.__name__} of diffusers or transformers; code in a folder never runs",
         )
-    return found
+    return attribute
 
 
 def _model(folder: Path, library: object, name: object) -> nn.Module:
@@ -143,13 +143,13 @@ def _model(folder: Path, library: object, name: object) -> nn.Module:
     try:
         with torch.device("meta"):
             if library == "diffusers":
-                made: nn.Module = kind.from_config(config)
+                model: nn.Module = kind.from_config(config)
             else:
-                made = kind(kind.config_class.from_dict(config))
+                model = kind(kind.config_class.from_dict(config))
     except BROKEN as error:
         raise BackboneError(
             f"no {name} can be made of {folder / _CONFIG}: {type(error).__name__}: "
             f"{str(error)[:300]}",
             expected="the configuration of this class",
         ) from None
-    return made.eval()
+    return model.eval()

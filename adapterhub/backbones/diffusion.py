@@ -93,8 +93,8 @@ class Kept:
         for number, key in enumerate(keys):
             if (row := self._values.get(key)) is None:
                 with torch.inference_mode(False), torch.no_grad():
-                    found = encode(number)
-                    row = tuple(t if t is None else t.to("cpu", copy=True) for t in found)
+                    encoded = encode(number)
+                    row = tuple(t if t is None else t.to("cpu", copy=True) for t in encoded)
                 size = sum(0 if t is None else t.nbytes for t in row)
                 if self._bytes + size <= self.limit:
                     self._values[key] = row
@@ -183,19 +183,20 @@ def check_trainable(pipeline: Any) -> None:
     Raises:
         BackboneError: the pipeline cannot be trained.
     """
-    found, vae = _denoiser_of(pipeline), getattr(pipeline, "vae", None)
-    if found is None or vae is None:
+    denoiser, vae = _denoiser_of(pipeline), getattr(pipeline, "vae", None)
+    if denoiser is None or vae is None:
         raise BackboneError(
             f"a {type(pipeline).__name__} cannot be trained by text-to-image",
             expected="a pipeline with a VAE and one of " + ", ".join(TRAINED),
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
-    denoise, model = found
-    given = vae.config.latent_channels * (4 if denoise is _flux else 1)  # packed in 2 x 2 squares
-    if model.config.in_channels != given:
+    denoise, model = denoiser
+    packed = 4 if denoise is _flux else 1  # in 2 x 2 squares
+    channels = vae.config.latent_channels * packed
+    if model.config.in_channels != channels:
         raise BackboneError(
             f"the {type(model).__name__} of this {type(pipeline).__name__} reads "
-            f"{model.config.in_channels} channels, and its VAE has {given}",
+            f"{model.config.in_channels} channels, and its VAE has {channels}",
             expected="a pipeline that makes images of prompts alone, and edits or fills none",
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
@@ -276,10 +277,10 @@ def denoised(
     noise = noise.to(latents)
     noisy, steps, target, weight = _noised(pipeline, latents, noise, numbers, snr_gamma)
     encoded = _prompt(pipeline, prompt_texts(prompts), noisy, kept)
-    found = denoise(pipeline, model, noisy.to(model.dtype), steps, encoded)
-    if found.shape[1] == 2 * target.shape[1]:  # models that also predict a variance
-        found = found.chunk(2, 1)[0]
-    return Denoised(found, target, weight)
+    output = denoise(pipeline, model, noisy.to(model.dtype), steps, encoded)
+    if output.shape[1] == 2 * target.shape[1]:  # models that also predict a variance
+        output = output.chunk(2, 1)[0]
+    return Denoised(output, target, weight)
 
 
 def prompt_bytes(texts: Sequence[str]) -> Tensor:
@@ -377,14 +378,14 @@ def _no_cut_notes(pipeline: Any) -> Iterator[None]:
 
 def _prompt(pipeline: Any, prompts: list[str], like: Tensor, kept: Kept | None) -> Encoded:
     """Encode prompts with the pipeline, on the device of `like`."""
-    given = {"device": next(parts_of(pipeline).parameters()).device, "num_images_per_prompt": 1}
+    options = {"device": next(parts_of(pipeline).parameters()).device, "num_images_per_prompt": 1}
     possible = {"prompt_2": None, "prompt_3": None, "do_classifier_free_guidance": False}
     taken = inspect.signature(pipeline.encode_prompt).parameters
-    given |= {name: value for name, value in possible.items() if name in taken}
+    options |= {name: value for name, value in possible.items() if name in taken}
 
     def encode(prompt: list[str]) -> Encoded:
         with _no_cut_notes(pipeline):
-            return tuple(pipeline.encode_prompt(prompt=prompt, **given))
+            return tuple(pipeline.encode_prompt(prompt=prompt, **options))
 
     if kept is None or not kept.prompts:
         return encode(prompts)
@@ -424,12 +425,12 @@ def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Enco
         rows, height // 2, width // 2, noisy.device, noisy.dtype
     )
     guidance = torch.ones(rows, device=noisy.device) if model.config.guidance_embeds else None
-    found = model(
+    output = model(
         hidden_states=packed, timestep=steps / 1000, guidance=guidance, pooled_projections=pooled,
         encoder_hidden_states=states, txt_ids=text_ids, img_ids=ids,
     ).sample  # fmt: skip
     scale = pipeline.vae_scale_factor
-    return pipeline._unpack_latents(found, height * scale, width * scale, scale)  # type: ignore[no-any-return]
+    return pipeline._unpack_latents(output, height * scale, width * scale, scale)  # type: ignore[no-any-return]
 
 
 def _pixart(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
@@ -462,6 +463,6 @@ def _denoiser_of(pipeline: Any) -> tuple[Callable[..., Tensor], Any] | None:
 
 
 def _denoiser(pipeline: Any) -> tuple[Callable[..., Tensor], Any]:
-    found = _denoiser_of(pipeline)
-    assert found is not None, "check_trainable comes first"
-    return found
+    denoiser = _denoiser_of(pipeline)
+    assert denoiser is not None, "check_trainable comes first"
+    return denoiser

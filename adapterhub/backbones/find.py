@@ -123,12 +123,12 @@ def package_folder(package: str) -> Path | None:
 def remembered_folders() -> list[str]:
     """List the recorded folders that exist, newest first."""
     files = state_folder().joinpath("backbones").glob("*.json")
-    found = []
+    folders = []
     for file in sorted(files, key=lambda each: each.stat().st_mtime_ns, reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             name = json.loads(file.read_bytes()[:_MAX_BYTES])["name"]
-            found.append(recorded_folder(name))
-    return [folder for folder in dict.fromkeys(found) if folder and is_folder(folder)]
+            folders.append(recorded_folder(name))
+    return [folder for folder in dict.fromkeys(folders) if folder and is_folder(folder)]
 
 
 def _path(name: str) -> Path:
@@ -244,12 +244,12 @@ def _remembered(backbone: str) -> Path:
     folder = recorded_folder(backbone)
     if folder is not None and is_folder(folder):
         return Path(folder)
-    where = "in a folder of the machine that trained the adapter"
+    place = "in a folder of the machine that trained the adapter"
     if folder is not None:
-        where = f"in {folder}, which does not exist any more"
+        place = f"in {folder}, which does not exist any more"
     name, _, weights = backbone.rpartition("--")
     raise BackboneError(
-        f"the backbone {name!r} was not found: it is not on the Hub, but was {where}",
+        f"the backbone {name!r} was not found: it is not on the Hub, but was {place}",
         expected=f"a folder with these weights, whose fingerprint starts with {weights}",
         hint="--backbone FOLDER (in Python: load_backbone(FOLDER)); it is remembered then",
     )
@@ -409,10 +409,10 @@ class FoundBackbone(NamedTuple):
 
 def found_backbones() -> list[FoundBackbone]:
     """List the backbones that can be loaded without a download, packaged ones first."""
-    found: dict[str, FoundBackbone] = {}
+    by_id: dict[str, FoundBackbone] = {}
     for each in (*_packaged(), *_cached(), *_folders()):
-        found.setdefault(each.id, each)
-    return list(found.values())
+        by_id.setdefault(each.id, each)
+    return list(by_id.values())
 
 
 def default_backbone(task: str) -> tuple[str, str]:
@@ -524,10 +524,10 @@ def find_gguf(backbone: str) -> Path:
     packaged, file = PACKAGED_GGUF[backbone], packaged_file(backbone)
     if file is None:
         raise BackboneError(f"the package {backbone} is not installed", hint=packaged.pip)
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
-    if found != packaged.sha256:
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if digest != packaged.sha256:
         raise BackboneError(
-            f"{file} has the sha256 {found}", expected=packaged.sha256, hint=packaged.pip
+            f"{file} has the sha256 {digest}", expected=packaged.sha256, hint=packaged.pip
         )
     return folder_of_gguf(file)
 
@@ -538,8 +538,8 @@ def folder_of_gguf(file: Path) -> Path:
     Raises:
         BackboneError: the package gguf is not installed, or the file cannot be read.
     """
-    found = file.stat()
-    key = json.dumps([str(file.resolve()), found.st_size, found.st_mtime_ns])
+    status = file.stat()
+    key = json.dumps([str(file.resolve()), status.st_size, status.st_mtime_ns])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     folder = user_folder("cache") / "gguf" / digest / file.stem
     if not (folder / "config.json").is_file():

@@ -225,11 +225,13 @@ class StoredBackbone:
     def codes(self) -> frozenset[str]:
         """Return the names of tensors that hold codes; a model may have decoded them."""
         names = self.form.names(self._names())
-        found: set[str] = set()
+        with_codes: set[str] = set()
         for file in self.files:
             with opened_tensors(file) as tensors:
-                found |= {names[t.name] for t in tensors if t.name in names and t.holds_codes()}
-        return frozenset(found)
+                with_codes |= {
+                    names[t.name] for t in tensors if t.name in names and t.holds_codes()
+                }
+        return frozenset(with_codes)
 
     def _digests(self, *, sampled: bool) -> dict[str, Digests]:
         names = self.form.names(self._names())
@@ -364,10 +366,10 @@ def _is_load_of(
     `complete` compares all values if that is cheap, rather than a sample. The tensors named in
     `codes` hold codes in the files, and are not compared.
     """
-    found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True), codes)
-    if found and complete and loaded.is_small:
+    agree = _values_agree(loaded.table(sampled=True), stored.table(sampled=True), codes)
+    if agree and complete and loaded.is_small:
         return _values_agree(loaded.table(sampled=False), stored.table(sampled=False), codes)
-    return found
+    return agree
 
 
 def _values_agree(loaded: Table, stored: Table, codes: frozenset[str]) -> bool:

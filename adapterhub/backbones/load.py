@@ -98,8 +98,8 @@ def load_backbone(
     kind, family = task_model(task), family and read_family(family)
     pooling, place = pooling and check_pooling(pooling), _device(device, device_map)
     if task == TEXT_TO_IMAGE:
-        given = {"quantize": quantize, "attention": attention, "new_tokens": new_tokens}
-        return _pipeline(backbone, revision, dtype, given | {"family": family, "device": place})
+        shared = {"quantize": quantize, "attention": attention, "new_tokens": new_tokens}
+        return _pipeline(backbone, revision, dtype, shared | {"family": family, "device": place})
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
@@ -167,14 +167,14 @@ def _device(device: str | int | torch.device | None, device_map: object) -> torc
     if device_map is not None:
         raise ConfigError("device beside device_map", hint="leave out one")
     try:
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        torch.empty(0, device=found)
+        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(
             f"the device {device!r} cannot be used: {str(error).splitlines()[0][:200]}",
             expected='"cuda", "cuda:0", "mps" or "cpu"',
         ) from None
-    return found
+    return chosen
 
 
 def _prepared(
@@ -194,15 +194,15 @@ def _prepared(
 
 
 def _pipeline(
-    backbone: str, revision: str | None, dtype: str | None, given: dict[str, Any]
+    backbone: str, revision: str | None, dtype: str | None, options: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Return a diffusers pipeline as both model and processor.
 
     Raises:
         ConfigError: an option does not apply to pipelines.
     """
-    place = given.pop("device")
-    if wrong := [name for name, value in given.items() if value]:
+    place = options.pop("device")
+    if wrong := [name for name, value in options.items() if value]:
         raise ConfigError(
             f"{', '.join(wrong)} with a pipeline of diffusers",
             expected="dtype and revision alone",

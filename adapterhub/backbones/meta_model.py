@@ -35,8 +35,8 @@ def skeleton(module: nn.Module) -> Any:
 
 def _copied(module: nn.Module, known: dict[int, Any]) -> Any:
     """Copy a module and its submodules; `known` has the copies so far, by the original's id."""
-    if (found := known.get(id(module))) is not None:
-        return found
+    if (twin := known.get(id(module))) is not None:
+        return twin
     if is_projection(module) and not _has_matrix(module):
         bias = getattr(module, "bias", None) is not None
         plain = nn.Linear(in_features(module), out_features(module), bias, device="meta")
@@ -83,14 +83,14 @@ def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     config._experts_implementation = "eager"  # the others need weights with usual strides
     with MODEL_LOCK:  # also for parameters: accelerate would put other threads' tensors on meta
         with torch.device("cpu"), init_empty_weights(include_buffers=False):
-            made = type(model)(config)
+            random = type(model)(config)
         generator = torch.Generator().manual_seed(seed)
-        for module in made.modules():
+        for module in random.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 value = _random(parameter.shape, "bias" in name, generator)
                 setattr(module, name, nn.Parameter(value, requires_grad=False))
-        made.tie_weights()
-    return made.eval()  # type: ignore[no-any-return]
+        random.tie_weights()
+    return random.eval()  # type: ignore[no-any-return]
 
 
 def _random(shape: Sequence[int], is_bias: bool, generator: torch.Generator) -> Tensor:

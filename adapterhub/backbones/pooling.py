@@ -123,8 +123,8 @@ _CONFIGS = tuple(  # in versions before 2, by the type of the transformer
 
 def transformer_options(folder: Path) -> dict[str, Any]:
     """Return the options that sentence-transformers recorded for a transformer."""
-    found = (json_or_none(folder / name) for name in _CONFIGS)
-    return next((each for each in found if each and isinstance(each, dict)), {})
+    configs = (json_or_none(folder / name) for name in _CONFIGS)
+    return next((each for each in configs if each and isinstance(each, dict)), {})
 
 
 def trained_length(folder: Path) -> int | None:
@@ -132,8 +132,8 @@ def trained_length(folder: Path) -> int | None:
     config = transformer_options(folder)
     of_tokenizer = config.get("tokenizer_args") or config.get("processor_kwargs")
     more = of_tokenizer.get("model_max_length") if isinstance(of_tokenizer, dict) else None
-    given = (more, config.get("max_seq_length"))
-    return next((n for n in given if isinstance(n, int) and n > 0), None)
+    lengths = (more, config.get("max_seq_length"))
+    return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
 
 def max_positions(model: nn.Module) -> int:

@@ -110,11 +110,11 @@ def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     noise = numbers.integers(0, 256, (ROWS, _SIDE, _SIDE, 3), dtype=np.uint8)
     pictures = [[Image.fromarray(pixels)] for pixels in noise]
     texts = [f"{placeholder} {row} {row + 1}" for row in range(ROWS)]
-    made = picture_inputs(processor, pictures, texts)
+    batch = picture_inputs(processor, pictures, texts)
     device, dtype = device_of(model), model.dtype
     return {
         name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-        for name, tensor in made.items()
+        for name, tensor in batch.items()
     }
 
 

@@ -177,9 +177,9 @@ class PictureTextProcessor:
             )
         settings, _ = own.get_processor_dict(folder)
         settings = {name: value for name, value in settings.items() if name not in parts}
-        given = [None if name in _OPTIONAL else _part(name, folder, options) for name in parts]
+        own_parts = [None if name in _OPTIONAL else _part(name, folder, options) for name in parts]
         try:
-            processor = for_pictures(own).from_args_and_dict(given, settings)
+            processor = for_pictures(own).from_args_and_dict(own_parts, settings)
         except ImportError as error:
             raise ConfigError(
                 f"{own.__name__} needs a library: {' '.join(str(error).split())}",
@@ -210,14 +210,14 @@ def picture_inputs(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from numpy, in transformers' code
-        made = processor(
+        batch = processor(
             images=[list(some) for some in pictures],
             text=list(texts),
             add_special_tokens=special,
             return_tensors="pt" if tensors else None,
             padding=tensors,
         )
-    return {name: values for name, values in made.items() if name != "labels"}
+    return {name: values for name, values in batch.items() if name != "labels"}
 
 
 def learns_suffix(processor: Any) -> bool:
@@ -243,18 +243,18 @@ def _processor_class(folder: Path) -> Any:
         known: Any = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
         names.append(known.get(config.model_type))
     classes = [getattr(transformers, name, None) for name in names if isinstance(name, str)]
-    found = next((c for c in classes if isinstance(c, type)), None)
-    if isinstance(found, DummyObject):  # stands for a class whose libraries are not installed
+    own = next((c for c in classes if isinstance(c, type)), None)
+    if isinstance(own, DummyObject):  # stands for a class whose libraries are not installed
         raise ConfigError(
-            f"{found.__name__} of transformers needs {' and '.join(found._backends)}",
-            hint=f"pip install {' '.join(found._backends)}",
+            f"{own.__name__} of transformers needs {' and '.join(own._backends)}",
+            hint=f"pip install {' '.join(own._backends)}",
         )
-    if found is None or not issubclass(found, ProcessorMixin):
+    if own is None or not issubclass(own, ProcessorMixin):
         raise BackboneError(
             f"{folder.name} has no processor for images with text",
             expected="a checkpoint with processor_config.json or preprocessor_config.json",
         )
-    return found
+    return own
 
 
 def for_pictures(own: type[ProcessorMixin]) -> Any:

@@ -70,11 +70,11 @@ def _weighted_mean(states: Tensor, mask: Tensor, whole: Tensor) -> Tensor:
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
-def pool_vectors(how: str, states: Tensor, mask: Tensor, skip: Tensor | None = None) -> Tensor:
+def pool_vectors(pooling: str, states: Tensor, mask: Tensor, skip: Tensor | None = None) -> Tensor:
     """Return the pooled vectors of texts, (batch, d); several poolings are concatenated.
 
     Args:
-        how: a pooling, or several joined by +.
+        pooling: a pooling, or several joined by +.
         states: the token states, (batch, tokens, d).
         mask: (batch, tokens), false at padding.
         skip: the number of leading tokens of each text to leave out, (batch,).
@@ -87,7 +87,7 @@ def pool_vectors(how: str, states: Tensor, mask: Tensor, skip: Tensor | None = N
             _weighted_mean(states, kept, mask)
             if name == _WEIGHTED
             else _BY_MASK[name](states, kept)
-            for name in how.split("+")
+            for name in pooling.split("+")
         ],
         dim=-1,
     )
@@ -279,10 +279,10 @@ class SentenceModules:
         skip: Tensor | None = None,
     ) -> Tensor:
         """Return the vectors of texts, (batch, d), in fp32; arguments as in `pool_vectors`."""
-        found = pool_vectors(pooling, states.float(), mask.bool(), skip)
+        vectors = pool_vectors(pooling, states.float(), mask.bool(), skip)
         for step in self.steps:
-            found = step.to(found.device)(found)
-        return F.normalize(found, dim=-1) if normalize else found
+            vectors = step.to(vectors.device)(vectors)
+        return F.normalize(vectors, dim=-1) if normalize else vectors
 
     def text(self, text: str) -> str:
         """Return a text as it is passed to a tokenizer."""
@@ -309,42 +309,42 @@ _LOADED = "_adapterhub_sentence_modules"
 _KNOWN: dict[str, SentenceModules] = {}  # by the digest that tasks record
 
 
-def modules_of_model(model: nn.Module, wanted: str | None = None) -> SentenceModules:
+def modules_of_model(model: nn.Module, recorded: str | None = None) -> SentenceModules:
     """Return the modules that a backbone was trained with around its token states.
 
-    `wanted` is the digest of the modules that an adapter was trained with, `WITHOUT`, or None for
+    `recorded` is the digest of the modules that an adapter was trained with, `WITHOUT`, or None for
     the modules of the backbone.
 
     Raises:
         BackboneError: a module is not supported, or its files are broken.
-        MismatchError: the modules of the backbone differ from the wanted ones.
+        MismatchError: the modules of the backbone differ from the recorded ones.
     """
-    if wanted == WITHOUT:
+    if recorded == WITHOUT:
         try:
             return modules_of_model(model).alone
         except BackboneError:
             return SentenceModules()
-    found: SentenceModules | None = getattr(model, _LOADED, None)
-    if found is None:
+    modules: SentenceModules | None = getattr(model, _LOADED, None)
+    if modules is None:
         folder = model_folder(model)
-        found = SentenceModules() if folder is None else read_modules(folder)
-        if found.lower and _lowers(tokenizer_of(Backbone.of(model).processor)):
-            found = replace(found, lower=False)
-        setattr(model, _LOADED, found)
-    digest = found.digest
+        modules = SentenceModules() if folder is None else read_modules(folder)
+        if modules.lower and _lowers(tokenizer_of(Backbone.of(model).processor)):
+            modules = replace(modules, lower=False)
+        setattr(model, _LOADED, modules)
+    digest = modules.digest
     if digest is not None:
-        _KNOWN[digest] = found
-    if wanted is not None and digest != wanted:
+        _KNOWN[digest] = modules
+    if recorded is not None and digest != recorded:
         raise MismatchError(
             "the adapter was trained on a sentence encoder with other modules behind its states",
             offenders=[
-                f"trained over the modules {wanted}",
-                f"this backbone has {digest or 'none'}: {', '.join(found.shown) or 'no modules'}",
+                f"trained over the modules {recorded}",
+                f"this backbone has {digest or 'none'}: {', '.join(modules.shown) or 'no modules'}",
             ],
             expected="the folder of the backbone that it was trained on, with all of its modules",
             hint="--backbone FOLDER; in Python load_backbone(FOLDER)",
         )
-    return found
+    return modules
 
 
 def known_modules(digest: str | None) -> SentenceModules:
@@ -373,13 +373,13 @@ def read_modules(folder: Path) -> SentenceModules:
             expected="the list of modules that sentence-transformers writes",
         )
     problems = [*_problems_of_options(folder)]
-    found, places = _Found(), [_place(folder, each, problems) for each in listed]
+    read, places = _Found(), [_place(folder, each, problems) for each in listed]
     for number, (kind, place) in enumerate(places):
         if number == 0 and kind != "Transformer":
             problems.append(f"{kind}: the first module is not a Transformer")
         elif number:
-            problems += found.add(kind, place)
-    if not found.pooling:
+            problems += read.add(kind, place)
+    if not read.pooling:
         problems += [] if problems else ["no Pooling"]
     if problems:
         raise BackboneError(
@@ -391,7 +391,7 @@ def read_modules(folder: Path) -> SentenceModules:
             "transformer and a pooling alone, which are other ones",
         )
     own = json_or_none(folder / "config_sentence_transformers.json")
-    return found.complete(own if isinstance(own, dict) else {}, transformer_options(folder))
+    return read.complete(own if isinstance(own, dict) else {}, transformer_options(folder))
 
 
 def _place(folder: Path, module: Mapping[str, Any], problems: list[str]) -> tuple[str, Path]:
@@ -422,8 +422,8 @@ def _problems_of_options(folder: Path) -> Iterator[str]:
         yield f"Transformer: processing_kwargs={json.dumps(options['processing_kwargs'])[:200]}"
     for name in ("model", "config", "tokenizer", "processor"):
         for end in ("args", "kwargs"):
-            given = options.get(f"{name}_{end}")
-            for option, value in given.items() if isinstance(given, dict) else ():
+            values = options.get(f"{name}_{end}")
+            for option, value in values.items() if isinstance(values, dict) else ():
                 if option not in _HARMLESS:
                     yield f"Transformer: {name}_{end} has {option}={value!r}"
     if options.get("tokenizer_name_or_path"):
@@ -541,5 +541,5 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         return load_file(folder / _WEIGHTS)
     if not (folder / _PICKLE).exists():
         raise _Unsupported(f"{folder.name} has neither {_WEIGHTS} nor {_PICKLE}")
-    found = torch.load(folder / _PICKLE, map_location="cpu", weights_only=True)
-    return dict(found)
+    tensors = torch.load(folder / _PICKLE, map_location="cpu", weights_only=True)
+    return dict(tensors)

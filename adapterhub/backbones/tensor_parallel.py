@@ -105,10 +105,10 @@ class TensorParallel:
         Raises:
             SiteError: adapters do not support the division of the module.
         """
-        found = self.styles.get(_pattern(path))
-        if found is None:
+        planned = self.styles.get(_pattern(path))
+        if planned is None:
             return self._between(path, width)
-        name, style = found
+        name, style = planned
         if name in _INSIDE:
             raise SiteError(
                 f"{path} is divided by the tensor parallel style {name!r}, which adapters do not "
@@ -192,8 +192,8 @@ def tensor_parallel(model: nn.Module) -> TensorParallel | None:
 def planned_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
     """Return the part of a configuration that has a tensor parallel plan, if any."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    found = (p for p in parts if p is not None and getattr(p, "base_model_tp_plan", None))
-    return next(found, None)
+    with_plan = (p for p in parts if p is not None and getattr(p, "base_model_tp_plan", None))
+    return next(with_plan, None)
 
 
 def loading_by_plan(folder: Path) -> dict[str, Any]:

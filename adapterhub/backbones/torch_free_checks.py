@@ -143,7 +143,7 @@ def holds_diffusers(folder: Path) -> bool:
     return isinstance(config, dict) and "_class_name" in config and "model_type" not in config
 
 
-def require(what: str, library: str, extra: str) -> None:
+def require(subject: str, library: str, extra: str) -> None:
     """Check that a library is installed, which a feature needs.
 
     Raises:
@@ -151,7 +151,7 @@ def require(what: str, library: str, extra: str) -> None:
     """
     if not importlib.util.find_spec(library):
         raise ConfigError(
-            f"{what} needs {library}, which is not installed",
+            f"{subject} needs {library}, which is not installed",
             hint=f'pip install "adapterhub[{extra}]"',
         )
 

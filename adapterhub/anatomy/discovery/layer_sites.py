@@ -211,8 +211,8 @@ def norm_roles(
                 inside[sublayer].append(path)
     contained = {
         f"{sublayer}.norm": outer[0]
-        for sublayer, found in inside.items()
-        if len(outer := [p for p in found if not _inner(layer, p, sublayers[sublayer])]) == 1
+        for sublayer, norms in inside.items()
+        if len(outer := [p for p in norms if not _inner(layer, p, sublayers[sublayer])]) == 1
     }
     others = [path for path in paths if "." not in path]
     missing = [s for s in sublayers if f"{s}.norm" not in contained]

@@ -167,12 +167,12 @@ def _attention_output(layer: nn.Module, path: str, name: str | None, width: int)
 
 def fused_layout(attention: nn.Module, name: str) -> Layout:
     """Return the layout of a fused projection's output; `whole` if the source does not show it."""
-    found: set[Layout] = set()
+    layouts: set[Layout] = set()
     for method in own_methods(attention):
         uses = list(_uses(method, name))
         if uses and _in_order(method):
-            found |= set(uses)
-    return found.pop() if len(found) == 1 else WHOLE
+            layouts |= set(uses)
+    return layouts.pop() if len(layouts) == 1 else WHOLE
 
 
 def _uses(method: ast.FunctionDef, name: str) -> Iterator[Layout]:
@@ -256,11 +256,11 @@ def further_sites(
     used = set(taken.values())
     left = [path for path in projections if path not in used and not _of_an_expert(path)]
     kinds = {path: kind_of(layer, path) for path in left}
-    found: dict[str, str] = {}
+    further: dict[str, str] = {}
     for path, kind in kinds.items():
         same = [p for p, other in kinds.items() if other == kind and p != path]
-        found[f"{kind}.{_distinct_end(path, same, kind, taken)}"] = path
-    return found
+        further[f"{kind}.{_distinct_end(path, same, kind, taken)}"] = path
+    return further
 
 
 def mixer_of(layer: nn.Module, sites: Mapping[str, str]) -> str | None:

@@ -198,22 +198,22 @@ def discovered_stack(
     means that the model has no other stack.
     """
     usual = usual_size(layers)
-    found = [_sites(layer, usual) for layer in layers]
-    sites, own = _merged(layers, found)
+    of_layers = [_sites(layer, usual) for layer in layers]
+    sites, own = _merged(layers, of_layers)
     root = _root(model.base_model, path) or ("" if alone else _tower(path))
     inside = path.removeprefix(f"{root}.") if root else path
     pooled = hasattr(model.base_model.get_submodule(root), "pooler")
     body = inside.split(".")[0] if pooled and "." in inside else None
-    fused = _layouts(layers, found)
-    bias = next(filter(None, map(_relative_bias, layers, found)), None)
+    fused = _layouts(layers, of_layers)
+    bias = next(filter(None, map(_relative_bias, layers, of_layers)), None)
     name = _stack_name(model, layers, sites)
     return Stack(name, path, sites, root, body, fused, bias=bias, own=own)
 
 
-def _layouts(layers: list[nn.Module], found: list[dict[str, str]]) -> dict[str, Layout]:
+def _layouts(layers: list[nn.Module], of_layers: list[dict[str, str]]) -> dict[str, Layout]:
     """Map the roles of fused projections to their layout in all layers that have one."""
     layouts: dict[str, set[Layout]] = {}
-    for layer, sites in zip(layers, found, strict=True):
+    for layer, sites in zip(layers, of_layers, strict=True):
         for role in ("attn.qkv", "cross.qkv"):
             if path := sites.get(role):
                 around, _, name = path.rpartition(".")
@@ -237,8 +237,8 @@ def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
     sizes = dict.fromkeys(_sizes_of_attention(layer))
     shows = {"attn.o"} if sizes else {"ffn", "ffn.down", "mixer"}
     sizes = sizes or dict.fromkeys(_sizes_of_norms_and_projections(layer, usual))
-    found = [sites_of_layer(layer, size) for size in sizes]
-    return next((sites for sites in found if shows & sites.keys()), found[0])
+    by_size = [sites_of_layer(layer, size) for size in sizes]
+    return next((sites for sites in by_size if shows & sites.keys()), by_size[0])
 
 
 def _sizes_of_attention(layer: nn.Module) -> Iterator[int]:
@@ -292,20 +292,22 @@ def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
 
 
 def _merged(
-    layers: list[nn.Module], found: list[dict[str, str]]
+    layers: list[nn.Module], of_layers: list[dict[str, str]]
 ) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
     """Merge the sites of different layers, such as layers with and without experts, as `a|b` paths.
 
     If a path has a role in only some of the layers that contain it, the sites of layers that differ
     from the most common layer are returned separately, by number.
     """
-    roles = dict.fromkeys(role for sites in found for role in sites)
-    paths = {role: dict.fromkeys(s[role] for s in found if role in s) for role in roles}
+    roles = dict.fromkeys(role for sites in of_layers for role in sites)
+    paths = {role: dict.fromkeys(s[role] for s in of_layers if role in s) for role in roles}
     merged = {role: "|".join(alternatives) for role, alternatives in paths.items()}
-    if all(_existing(layer, merged) == sites for layer, sites in zip(layers, found, strict=True)):
+    if all(
+        _existing(layer, merged) == sites for layer, sites in zip(layers, of_layers, strict=True)
+    ):
         return merged, {}
-    common = max(found, key=found.count)
-    return common, {n: sites for n, sites in enumerate(found) if sites != common}
+    common = max(of_layers, key=of_layers.count)
+    return common, {n: sites for n, sites in enumerate(of_layers) if sites != common}
 
 
 def _existing(layer: nn.Module, specs: Mapping[str, str]) -> dict[str, str]:
