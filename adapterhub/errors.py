@@ -243,14 +243,14 @@ def not_fetched(data: bytes) -> str:
 
 def unfetched_files(folder: Path) -> list[str]:
     """List the files in a folder that git-lfs has not fetched; do not search subfolders."""
-    found = []
+    names = []
     for path in sorted(folder.iterdir()):
         try:
             if path.is_file() and path.stat().st_size <= _MOST_OF_A_POINTER:
-                found += [path.name] * bool(not_fetched(path.read_bytes()))
+                names += [path.name] * bool(not_fetched(path.read_bytes()))
         except OSError:  # the reader of the file reports the reason
             continue
-    return found
+    return names
 
 
 def read_problem(path: Path, error: OSError | ValueError) -> str:

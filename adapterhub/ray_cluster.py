@@ -37,9 +37,9 @@ def share_out(nodes: Iterable[Mapping[str, Any]], workers: int | None) -> list[W
     Raises:
         ConfigError: the cluster has too few CPUs or GPUs for the workers.
     """
-    found = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
-    cpus = {node: int(resources.get("CPU", 0)) for node, resources in found.items()}
-    gpus = {node: int(resources.get("GPU", 0)) for node, resources in found.items()}
+    alive = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    cpus = {node: int(resources.get("CPU", 0)) for node, resources in alive.items()}
+    gpus = {node: int(resources.get("GPU", 0)) for node, resources in alive.items()}
     units, name, each = (gpus, "GPUs", 1) if any(gpus.values()) else (cpus, "CPUs", CPUS)
     counts = {node: max(count // each, min(count, 1)) for node, count in units.items()}
     most, wanted = sum(units.values()), sum(counts.values()) if workers is None else workers
@@ -108,9 +108,9 @@ def connect_ray(ray: Any, address: str | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            if found := re.fullmatch(r"([^:/]+):(\d+)", chosen):
+            if match := re.fullmatch(r"([^:/]+):(\d+)", chosen):
                 # Ray itself retries for five minutes.
-                socket.create_connection((found[1], int(found[2])), CONNECTING).close()
+                socket.create_connection((match[1], int(match[2])), CONNECTING).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise ConfigError(

@@ -464,13 +464,13 @@ def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None
 
 def _token_sets(adapters: Iterable[Adapter]) -> tuple[tuple[str, TokenSet], ...]:
     """List the token sets that the modules of adapters change, with the stack of each."""
-    found = (
+    sets = (
         (placed.site.reads, tokens)
         for adapter in adapters
         for placed in adapter.placed
         for tokens in placed.module.token_sets
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(sets))
 
 
 def _keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:
@@ -549,7 +549,7 @@ def _refuse_other_pooling(composed: Sequence[Adapter]) -> None:
     if len(set(poolings.values())) > 1:
         raise AttachError(
             "adapters whose heads pool differently cannot be composed",
-            offenders=[f"{name!r}: pooling={how}" for name, how in poolings.items()],
+            offenders=[f"{name!r}: pooling={pooling}" for name, pooling in poolings.items()],
             expected="the same pooling in all adapters of a composition",
             hint="route(model, [...]), which gives each row the pooling of its adapter",
         )

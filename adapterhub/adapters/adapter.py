@@ -434,8 +434,8 @@ class Adapter:
     @property
     def stops(self) -> tuple[int, ...]:
         """The end tokens of training texts; generation stops at them while the adapter applies."""
-        given = self.metadata.training.get(STOPS)
-        known = given if isinstance(given, list) and len(given) <= _MOST_STOPS else ()
+        recorded = self.metadata.training.get(STOPS)
+        known = recorded if isinstance(recorded, list) and len(recorded) <= _MOST_STOPS else ()
         return tuple(i for i in known if type(i) is int and 0 <= i < 1 << 31)
 
     @property

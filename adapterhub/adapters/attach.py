@@ -410,12 +410,12 @@ def attach(
     build = build_from_sources if built_from_others else build_adapter
     with STRUCTURE_LOCK, bare(model, head) as state:
         snapshot = snapshot_for(backbone, tokenizer)
-        how = pooling or default_pooling(state.anatomy)
+        chosen_pooling = pooling or default_pooling(state.anatomy)
         below = frozen_adapters(state.adapters, on)
         if partial:
             methods = with_found_sites(methods, state.anatomy)
         name = free_name(UNNAMED, state.adapters) if name is None else name
-        adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
+        adapter = build(state, methods, name, tokenizer=snapshot, pooling=chosen_pooling)
         adapter.on = below
         if backbone.quantization and (adapter.placed or adapter.changed):  # not for a head alone
             check_gradients(backbone)
@@ -469,13 +469,13 @@ def with_found_sites(methods: Sequence[Method], anatomy: Anatomy) -> tuple[Metho
         The methods. A composition with such a part is replaced by its parts, if files can hold
         these separately.
     """
-    found: list[Method] = []
+    narrowed: list[Method] = []
     for method in methods:
         parts = method.parts()
         named = tuple(_with_found(part, anatomy) for part in parts)
         whole = named == parts or any(METHODS.get(p.name) is not type(p) for p in named)
-        found += [method] if whole else named
-    return tuple(found)
+        narrowed += [method] if whole else named
+    return tuple(narrowed)
 
 
 def _with_found(method: Any, anatomy: Anatomy) -> Method:

@@ -50,16 +50,16 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
     recipe = manifest.training.get("recipe")
     task = recipe.get("task") if isinstance(recipe, Mapping) else None
     for options in task.values() if isinstance(task, Mapping) else ():
-        if isinstance(options, Mapping) and isinstance(wanted := options.get("modules"), str):
-            modules_of_model(state.model, wanted)
+        if isinstance(options, Mapping) and isinstance(recorded := options.get("modules"), str):
+            modules_of_model(state.model, recorded)
 
 
-def _other_backbone(manifest: Manifest, found: str, differences: Sequence[str]) -> MismatchError:
+def _other_backbone(manifest: Manifest, actual: str, differences: Sequence[str]) -> MismatchError:
     trained_on = manifest.backbone
     at = f" at {trained_on.revision}" if trained_on.revision else ""
     return MismatchError(
         f"the adapter {manifest.name!r} was trained on a different backbone",
-        offenders=[f"this model: {found}", *differences],
+        offenders=[f"this model: {actual}", *differences],
         expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
         hint=f"--backbone {trained_on.location}; in Python load_backbone({trained_on.location!r}), "
         "or load(..., any_backbone=True)",
@@ -114,8 +114,8 @@ def check_backbone_files(manifest: Manifest, backbone: str, revision: str | None
     trained = BackboneIdentity.from_record(
         manifest.backbone.fingerprint, manifest.backbone.identity
     )
-    found = identity_of_files(folder, vocabulary=trained.vocabulary, complete=False)
-    if differences := _sample_differences(trained, found):
+    actual = identity_of_files(folder, vocabulary=trained.vocabulary, complete=False)
+    if differences := _sample_differences(trained, actual):
         raise _other_backbone(manifest, backbone, differences)
 
 
@@ -170,8 +170,8 @@ def _is_checkpoint_of(folder: Path, model: nn.Module) -> bool | None:
         if origin and origin.samefile(folder):
             return True
         trained = identity_of_files(folder)
-        found = (find_state(model) or new_state(model)).identities(trained)
-        return not identity_differences(trained, found, without_head=True)
+        actual = (find_state(model) or new_state(model)).identities(trained)
+        return not identity_differences(trained, actual, without_head=True)
     except (BackboneError, OSError):
         return None
 
@@ -193,11 +193,11 @@ def check_processor(
     if snapshot:
         _check_tokenizer(manifest, snapshot)
     backbone = Backbone.of(model)
-    found = processor_identity(backbone.processor)
-    if found and manifest.processor not in (None, found):
+    actual = processor_identity(backbone.processor)
+    if actual and manifest.processor not in (None, actual):
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained with other settings of the processor",
-            offenders=[f"the processor of {backbone.source}: {found}"],
+            offenders=[f"the processor of {backbone.source}: {actual}"],
             expected=f"that of {manifest.backbone.id}, {manifest.processor}",
             hint=f"--backbone {manifest.backbone.location}; in Python "
             f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
@@ -254,10 +254,10 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
     placed = [each for each in adapter.placed if each.method.decomposes_again()]
     if not placed or trained[0] is None:
         return
-    found = adapter.backbone.dtype_and_quantization(adapter.state.originals())
-    if found == trained or _as_exact(trained, found, placed, adapter.anatomy):
+    actual = adapter.backbone.dtype_and_quantization(adapter.state.originals())
+    if actual == trained or _as_exact(trained, actual, placed, adapter.anatomy):
         return
-    how = [" ".join(filter(None, each)) for each in (found, trained)]
+    precisions = [" ".join(filter(None, each)) for each in (actual, trained)]
     named = zip(("dtype", "quantize"), trained, strict=True)
     options = [f"{name}={value!r}" for name, value in named if value]
     names = sorted({each.method.name for each in placed})
@@ -265,8 +265,8 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
     raise MismatchError(
         f"the adapter {manifest.name!r} has the components of weights in another precision, which "
         "are not in its file",
-        offenders=[f"this model: {how[0]}", *names],
-        expected=f"a backbone in {how[1]}, as in training",
+        offenders=[f"this model: {precisions[0]}", *names],
+        expected=f"a backbone in {precisions[1]}, as in training",
         hint=f"load_backbone({manifest.backbone.location!r}, {', '.join(options)})"
         + f", or train with {placed[0].method.name}(stored=true)" * can_store,
     )
@@ -274,14 +274,14 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
 
 def _as_exact(
     trained: Sequence[str | None],
-    found: Sequence[str | None],
+    actual: Sequence[str | None],
     placed: Iterable[PlacedModule],
     anatomy: Anatomy,
 ) -> bool:
     """Return whether unquantized weights are exact in the dtype of training."""
-    narrow, wide = (DTYPES.get(dtype or "") for dtype, _ in (trained, found))
+    narrow, wide = (DTYPES.get(dtype or "") for dtype, _ in (trained, actual))
     # Weights decoded while loading have the values of the codes.
-    coded = [kind for _, kind in (trained, found) if kind and kind not in DECODED]
+    coded = [kind for _, kind in (trained, actual) if kind and kind not in DECODED]
     if coded or narrow is None or wide is None:
         return False
     if torch.promote_types(narrow, wide) != wide:

@@ -243,13 +243,13 @@ def compare(build: Callable[[], Adapter]) -> list[str]:
             expected = _outputs(model)
             adapter.detach()
             library = "peft"
-            found = _outputs(model, _in_peft(model, files))
+            actual = _outputs(model, _in_peft(model, files))
         except AdapterhubError as error:
             return ["; ".join([error.problem, *error.offenders])]
         except Exception as error:  # of any kind: the code of peft and of the model is not ours
-            what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-            return [f"outputs cannot be compared with peft's, {library} fails: {what}"]
-    problems = same(expected, found, torch.float32).problems
+            reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            return [f"outputs cannot be compared with peft's, {library} fails: {reason}"]
+    problems = same(expected, actual, torch.float32).problems
     return [f"peft computes another {problem}" for problem in problems]
 
 

@@ -76,21 +76,21 @@ def _seed_of(seed: int, name: str) -> int:
 
 def _new_head(adapter: Adapter, task: NamedHead, seed: int) -> AdapterHead:
     """Return a head for a task, newly initialized where the adapter's current head is."""
-    model, given = adapter.backbone.pretrained, adapter.head
-    assert given is not None
+    model, template = adapter.backbone.pretrained, adapter.head
+    assert template is not None
     labels = _labels_of(task)
-    own = {name: copy.deepcopy(module) for name, module in given.own.items()}
+    own = {name: copy.deepcopy(module) for name, module in template.own.items()}
     for module in own.values():
         module._forward_pre_hooks.clear()  # `AdapterHead` adds its own
         module.to("cpu")
-    old, new = len(given.labels["id2label"]), len(labels["id2label"])
+    old, new = len(template.labels["id2label"]), len(labels["id2label"])
     resized = _resize_output(own, old, new)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         _draw(model, own, resized)
     for name, module in own.items():
-        module.to(device_of(given.own[name]))
-    return AdapterHead(own, given.original, labels, given.original_labels)
+        module.to(device_of(template.own[name]))
+    return AdapterHead(own, template.original, labels, template.original_labels)
 
 
 def _labels_of(task: NamedHead) -> dict[str, Any]:

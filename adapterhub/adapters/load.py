@@ -259,8 +259,8 @@ def bring_foundation(model: nn.Module, foundation: Foundation, **checks: Any) ->
         MismatchError: the adapter is for another backbone, or cannot be below others.
     """
     state = find_state(model)
-    if state and (found := attached_foundation(state.adapters, foundation)):
-        return found
+    if state and (attached := attached_foundation(state.adapters, foundation)):
+        return attached
     name = f"{foundation.ref.name}@{foundation.ref.digest[:8]}"
     adapter = load_folder(model, foundation.saved, name=name, foundation=foundation, **checks)
     adapter.brought = True

@@ -158,8 +158,8 @@ class ForwardPasses:
         """Return the token sets that modules of this pass change, by stack."""
         entry = current_entry(self.scope)
         owner: Any = self.active if entry is None else entry.owner
-        found: tuple[tuple[str, TokenSet], ...] = owner.token_sets
-        return found
+        sets: tuple[tuple[str, TokenSet], ...] = owner.token_sets
+        return sets
 
     def end(self, module: nn.Module) -> None:
         """End a pass."""
@@ -358,14 +358,14 @@ def save_backbone(
         AttachError: an adapter trains backbone parameters that are sharded.
     """
     model = state.backbone.module
-    given = model.state_dict() if state_dict is None else state_dict
+    whole = model.state_dict() if state_dict is None else state_dict
     adapted = _named(model)
     with temporarily(state, ()):
-        replaced = {k: t for k, t in _named(model).items() if k in given and adapted[k] is not t}
-        tensors = {k: replaced.get(k, t).detach() for k, t in given.items() if not _is_added(k)}
-        of_adapters = [key for key in given if key in replaced or _is_added(key)]
+        replaced = {k: t for k, t in _named(model).items() if k in whole and adapted[k] is not t}
+        tensors = {k: replaced.get(k, t).detach() for k, t in whole.items() if not _is_added(k)}
+        of_adapters = [key for key in whole if key in replaced or _is_added(key)]
         for key in {id(adapted[key]): key for key in of_adapters}.values():  # tied tensors once
-            tensors[_file_name(key)] = given[key]
+            tensors[_file_name(key)] = whole[key]
         if replaced:
             options["max_shard_size"] = sys.maxsize  # or the last loaded shard would win
         save(save_directory, is_main_process, tensors, **options)

@@ -47,19 +47,19 @@ def start_from(adapter: Adapter, source: str | Path | Saved) -> StartedHead:
     _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
     check_size(manifest, (), get_state(adapter.model))
-    found = _head(manifest, adapter)
+    head = _head(manifest, adapter)
     tensors = saved.tensors()
     own = adapter.tensors()
     kept = {
         n: t
         for n, t in tensors.items()
-        if n in own and (found.taken or not _is_of_head(n) or _is_fresh(n))
+        if n in own and (head.taken or not _is_of_head(n) or _is_fresh(n))
     }
     check_values(kept, adapter)
     with torch.no_grad():
         for name, tensor in kept.items():
             own[name].copy_(tensor)
-    return found
+    return head
 
 
 def _check_foundations(manifest: Manifest, adapter: Adapter) -> None:

@@ -92,9 +92,9 @@ def range_problems(options: Any) -> list[str]:
     for field in _fields(type(options)):
         value = getattr(options, field.name)
         limits = field.metadata.get("limits", {}) if isinstance(value, int | float) else {}
-        given = {name: limit for name, limit in limits.items() if limit is not None}
-        if not all(_WITHIN[name][1](value, limit) for name, limit in given.items()):
-            range_ = " and ".join(f"{_WITHIN[name][0]} {limit:g}" for name, limit in given.items())
+        own = {name: limit for name, limit in limits.items() if limit is not None}
+        if not all(_WITHIN[name][1](value, limit) for name, limit in own.items()):
+            range_ = " and ".join(f"{_WITHIN[name][0]} {limit:g}" for name, limit in own.items())
             problems.append(f"{field.name}: {value}, must be {range_}")
     return problems
 
@@ -523,12 +523,12 @@ def values_in_words(option: OptionDoc, required: bool = False) -> str:
     if required or option.default is dataclasses.MISSING:
         return f"{values}; required" if values else "required"
     default = to_dict({"default": option.default})["default"]
-    said = (
+    usual = (
         help_in_words(option)[1] or "none"
         if default in (None, "", [], {})
         else inline_yaml(default)
     )
-    return "; ".join(filter(None, [values, f"default: {said}"]))
+    return "; ".join(filter(None, [values, f"default: {usual}"]))
 
 
 def _in_words(kind: str) -> str:

@@ -125,11 +125,11 @@ def _temporary_home() -> Path:
         user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
         folder = Path(tempfile.gettempdir()) / f"adapterhub-{user}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise ConfigError(f"this user has no home folder: {error}", hint=hint) from error
-    own = hasattr(os, "getuid") and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    if not stat.S_ISDIR(found.st_mode) or (not own and os.name != "nt"):
+    own = hasattr(os, "getuid") and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    if not stat.S_ISDIR(status.st_mode) or (not own and os.name != "nt"):
         raise ConfigError(
             f"this user has no home folder, and others may write to {folder}", hint=hint
         )
@@ -196,8 +196,8 @@ class KeyedFiles:
         return self._make(key, write)
 
     def _make(self, key: Any, write: Callable[[Path], object]) -> Path:
-        if (found := self.find(key)) is not None:
-            return found
+        if (existing := self.find(key)) is not None:
+            return existing
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f"{secrets.token_hex(8)}.new"
         try:
@@ -206,8 +206,8 @@ class KeyedFiles:
             try:
                 os.replace(draft, path)
             except OSError:  # the folder exists: another process was first, or it is damaged
-                if (found := self.find(key)) is not None:
-                    return found
+                if (existing := self.find(key)) is not None:
+                    return existing
                 _delete(path)
                 os.replace(draft, path)
         finally:
@@ -227,10 +227,10 @@ class KeyedFiles:
         files = []
         for path in self.folder.glob("*.*"):
             with contextlib.suppress(OSError):  # another process deletes it
-                found = path.stat()
+                status = path.stat()
                 if path.suffix != ".new":
-                    files.append((found.st_mtime_ns, _size(path), path))
-                elif found.st_mtime < time.time() - _DRAFT_SECONDS:
+                    files.append((status.st_mtime_ns, _size(path), path))
+                elif status.st_mtime < time.time() - _DRAFT_SECONDS:
                     _delete(path)
         size = sum(each for _, each, _ in files)
         for _, each, path in sorted(files):

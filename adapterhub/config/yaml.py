@@ -250,14 +250,14 @@ _BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
 
 def seconds_of(text: str) -> float | None:
     """Return the seconds of a duration such as 30m or 1.5h; None for other texts."""
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd])\w*\s*", text)
-    return float(found[1]) * _SECONDS[found[2]] if found and float(found[1]) > 0 else None
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd])\w*\s*", text)
+    return float(match[1]) * _SECONDS[match[2]] if match and float(match[1]) > 0 else None
 
 
 def size_in_bytes(text: str) -> int | None:
     """Return the bytes of a size such as 2GiB, 500MB or 1024; None for other texts."""
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kmgt]i?|)b?\s*", text.lower())
-    return int(float(found[1]) * _BYTES[found[2]]) if found and float(found[1]) > 0 else None
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kmgt]i?|)b?\s*", text.lower())
+    return int(float(match[1]) * _BYTES[match[2]]) if match and float(match[1]) > 0 else None
 
 
 MAX_CHARACTERS = 4000  # Python's parser needs memory proportional to the nesting depth

@@ -367,20 +367,20 @@ def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) ->
             data = handle.read(os.fstat(handle.fileno()).st_size + 1)
         except OSError as error:
             raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 not in (None, found) and hashlib.sha256(with_lf(data)).hexdigest() == sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 not in (None, digest) and hashlib.sha256(with_lf(data)).hexdigest() == sha256:
         raise UnreadableError(CRLF)
-    check_sha256(found, sha256, len(data))
+    check_sha256(digest, sha256, len(data))
     return data
 
 
-def check_sha256(found: str, expected: str | None, size: int) -> None:
+def check_sha256(actual: str, expected: str | None, size: int) -> None:
     """Compare the digest of a file with the expected one, unless that is None.
 
     Raises:
         UnreadableError: they differ.
     """
-    if expected is not None and found != expected:
+    if expected is not None and actual != expected:
         raise UnreadableError(
             f"sha256 differs from the expected one ({size} bytes): altered or truncated"
         )

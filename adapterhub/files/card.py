@@ -267,12 +267,12 @@ def loading_lines(
     task = f", task={kind!r}" if kind else ""
     labels = f", labels={list(chosen.labels)!r}" if chosen.labels else ""
     which = f", head={head!r}" if head else ""
-    where = f", registry={registry!r}" if registry else ""
+    keyword = f", registry={registry!r}" if registry else ""
     processor = "processor" if manifest.processor else "tokenizer"
     return (
         "import adapterhub as ah",
         f"model, {processor} = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
-        f"ah.load(model, {reference!r}{which}{where})",
+        f"ah.load(model, {reference!r}{which}{keyword})",
     )
 
 

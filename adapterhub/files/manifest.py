@@ -498,10 +498,10 @@ def _training_of(training: Mapping[str, Any], head: str) -> dict[str, Any]:
 
 def _of_head(metrics: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Return the values for the metrics of one head, under their usual names."""
-    found = {}
+    own_metrics = {}
     for name, value in metrics.items():
         tested = TEST if name.startswith(TEST) and head != TEST.rstrip("/") else ""
         own = name.removeprefix(tested)
         if own.startswith(f"{head}/"):
-            found[tested + own.removeprefix(f"{head}/")] = value
-    return found
+            own_metrics[tested + own.removeprefix(f"{head}/")] = value
+    return own_metrics

@@ -215,12 +215,12 @@ class TensorFile:
         for name, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
             offsets[name], begin = end, end
             end += self.infos[name].nbytes
-            found = entry["data_offsets"]
-            if found != [begin, end] or any(type(offset) is not int for offset in found):
+            place = entry["data_offsets"]
+            if place != [begin, end] or any(type(offset) is not int for offset in place):
                 raise self.broken([f"{name}: its bytes are not those from {begin} to {end}"])
         if self._size != self._first + end:
-            said = f"{self._size} bytes, its header and manifest declare {self._first + end}"
-            raise _damaged(self._folder, [f"{TENSORS_FILE}: {said}: altered or truncated"])
+            problem = f"{self._size} bytes, its header and manifest declare {self._first + end}"
+            raise _damaged(self._folder, [f"{TENSORS_FILE}: {problem}: altered or truncated"])
         return offsets
 
     def _differences(self, header: Mapping[str, Mapping[str, Any]]) -> list[str]:

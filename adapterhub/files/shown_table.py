@@ -47,8 +47,8 @@ class ScoreError:
         if self.low is None or self.high is None:
             return ""
         width = self.high - self.low
-        wanted = 1 + math.floor(-math.log10(width)) if width > 0 else _MOST_DIGITS
-        digits = min(max(wanted, _FEWEST_DIGITS), _MOST_DIGITS)
+        needed = 1 + math.floor(-math.log10(width)) if width > 0 else _MOST_DIGITS
+        digits = min(max(needed, _FEWEST_DIGITS), _MOST_DIGITS)
         to = " to " if self.low < 0 else EN_DASH
         return f"{self.low:.{digits}f}{to}{self.high:.{digits}f}"
 
@@ -75,16 +75,16 @@ def score_text(value: str, error: ScoreError | None) -> str:
 
 def recorded_errors(records: object) -> dict[str, ScoreError]:
     """Read the errors of scores, by metric; malformed records, by strangers, are skipped."""
-    found = {}
+    errors = {}
     for name, record in records.items() if isinstance(records, Mapping) else ():
         rows, *ends = (_number(record, key) for key in ("n", "low", "high"))
         if rows is not None and rows >= 0:
             low, high = ends if None not in ends else (None, None)
             groups = _number(record, "groups")
-            found[str(name)] = ScoreError(
+            errors[str(name)] = ScoreError(
                 int(rows), low, high, None if groups is None or groups < 0 else int(groups)
             )
-    return found
+    return errors
 
 
 def _number(record: Any, name: str) -> float | None:
@@ -201,8 +201,8 @@ def _in_markdown(cell: TableCell, *, is_name: bool) -> str:
 
 
 def _head(title: str, meaning: str) -> str:
-    told = f' title="{html.escape(printable(meaning))}"' if meaning else ""
-    return f'<th scope="col"{told}>{_in_html(title)}</th>'
+    tooltip = f' title="{html.escape(printable(meaning))}"' if meaning else ""
+    return f'<th scope="col"{tooltip}>{_in_html(title)}</th>'
 
 
 def _data(cell: TableCell, sortable: bool) -> str:

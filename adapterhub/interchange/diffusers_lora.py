@@ -167,13 +167,13 @@ def _by_diffusers(
     options = {"unet_config": parts["unet"].config} if "unet" in parts else {}
     try:
         # Some classes always return alphas, some on request, and others never.
-        found = parts.kind.lora_state_dict(dict(stored), return_alphas=True, **options)
+        converted = parts.kind.lora_state_dict(dict(stored), return_alphas=True, **options)
     except _NOT_CONVERTED as error:
         raise FileError(
             f"diffusers cannot convert {file}: {type(error).__name__}: {str(error)[:300]}",
             expected=f"a LoRA of a {parts.kind.__name__}",
         ) from None
-    state, network_alphas = found if isinstance(found, tuple) else (found, None)
+    state, network_alphas = converted if isinstance(converted, tuple) else (converted, None)
     state = {_with_part(name, parts): tensor for name, tensor in state.items()}
     of_scripts = sorted(name for name in state if name.startswith("lora_"))
     if of_scripts:
@@ -195,10 +195,10 @@ def _by_diffusers(
             offenders=shorten(sorted(stored)),
             expected=f"tensors of {', '.join(parts)}, as save_lora_weights writes them",
         )
-    given = {**{n: t for n, t in state.items() if n.endswith(".alpha")}, **(network_alphas or {})}
+    by_name = {**{n: t for n, t in state.items() if n.endswith(".alpha")}, **(network_alphas or {})}
     tensors = {_renamed(n, parts): t for n, t in state.items() if not n.endswith(".alpha")}
     alphas: dict[str, float] = {}
-    for name, alpha in given.items():
+    for name, alpha in by_name.items():
         renamed = _renamed(name.removesuffix(".alpha"), parts)
         match = _KEY.fullmatch(renamed)
         alphas[match["path"] if match else renamed] = float(alpha)
@@ -249,15 +249,17 @@ def _recorded(file: Path, parts: PipelineParts) -> dict[str, dict[str, Any]]:
     with safe_open(file, "np") as opened:
         text = (opened.metadata() or {}).get(_METADATA, "{}")
     tree, problems = schema.parse_object(text.encode(), MAX_CONFIG_BYTES)
-    found: dict[str, dict[str, Any]] = {}
+    by_part: dict[str, dict[str, Any]] = {}
     for name, value in tree.items():
         part, _, option = name.partition(".")
         if part in parts:
-            found.setdefault(part, {})[option] = value
-    problems += [line for part, own in found.items() for line in option_problems("LORA", own, part)]
+            by_part.setdefault(part, {})[option] = value
+    problems += [
+        line for part, own in by_part.items() for line in option_problems("LORA", own, part)
+    ]
     if problems:
         raise FileError(f"the metadata of {file.name} cannot be used", offenders=shorten(problems))
-    return found
+    return by_part
 
 
 def _renamed(name: str, parts: PipelineParts) -> str:
@@ -528,8 +530,8 @@ def _unknown_forms(tensors: Mapping[str, Tensor], parts: PipelineParts) -> list[
     problems = []
     options = {"unet_config": parts["unet"].config} if "unet" in parts else {}
     copies = {name: tensor.clone() for name, tensor in tensors.items()}  # it scales some in place
-    found = parts.kind.lora_state_dict(copies, return_alphas=True, **options)
-    state = found[0] if isinstance(found, tuple) else found
+    converted = parts.kind.lora_state_dict(copies, return_alphas=True, **options)
+    state = converted[0] if isinstance(converted, tuple) else converted
     for part in ("text_encoder", "text_encoder_2"):
         own = {name: t for name, t in state.items() if name.startswith(f"{part}.")}
         try:

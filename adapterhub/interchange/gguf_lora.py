@@ -99,9 +99,9 @@ def _problems(source: ExportSource, backbone: Backbone, hosts: Iterable[str]) ->
     else:
         problems += _nameless(hosts, config)
     problems += [
-        f"llama.cpp computes no {kind} with {option}={given}"
-        for kind, option, given in _NOT_THERE
-        if model_type == kind and getattr(config, option) == given
+        f"llama.cpp computes no {kind} with {option}={value}"
+        for kind, option, value in _NOT_THERE
+        if model_type == kind and getattr(config, option) == value
     ]
     if files.kind != "LORA":
         return [*problems, f"{files.kind}: llama.cpp computes only LORA"]

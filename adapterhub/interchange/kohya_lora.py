@@ -75,8 +75,8 @@ def read_scripts(
     """
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _mapped(stored, parts, file).items():
-        module, _, what = name.partition(".")
-        groups.setdefault(module, {})[what] = tensor
+        module, _, rest = name.partition(".")
+        groups.setdefault(module, {})[rest] = tensor
     modules = dict(_names(parts))
     _refuse(groups, modules, file)
     tensors: dict[str, Tensor] = {}
@@ -108,19 +108,19 @@ def _mapped(stored: Mapping[str, Tensor], parts: PipelineParts, file: str) -> Ma
     conversions: Any = lora_conversion_utils
     mapped = conversions._maybe_map_sgm_blocks_to_diffusers
     try:
-        found: dict[str, Tensor] = mapped(dict(stored), parts["unet"].config)
+        renamed: dict[str, Tensor] = mapped(dict(stored), parts["unet"].config)
     except (LookupError, ValueError) as error:
         raise FileError(
             f"{file} has blocks that the U-Net of a {parts.kind.__name__} does not have: {error}",
             expected="a LoRA of this kind of pipeline",
         ) from None
-    if lost := sorted({*stored} - {*found}) if len(found) < len(stored) else []:
+    if lost := sorted({*stored} - {*renamed}) if len(renamed) < len(stored) else []:
         raise MismatchError(
             f"{file} mixes the names of a U-Net's authors with those of diffusers",
             offenders=shorten(lost),
             expected="one of both",
         )
-    return {_BLOCK.sub(_of_diffusers, name): tensor for name, tensor in found.items()}
+    return {_BLOCK.sub(_of_diffusers, name): tensor for name, tensor in renamed.items()}
 
 
 def _of_diffusers(match: re.Match[str]) -> str:
@@ -152,10 +152,10 @@ def _refuse(
         MismatchError: tensors match no module of the pipeline, or belong to another method.
     """
     others = {
-        f"{name}.{what}": next((m for start, m in _OTHERS.items() if what.startswith(start)), "")
+        f"{name}.{rest}": next((m for start, m in _OTHERS.items() if rest.startswith(start)), "")
         for name, own in groups.items()
-        for what in own
-        if what not in _READ
+        for rest in own
+        if rest not in _READ
     }
     if others:
         methods = sorted({method for method in others.values() if method})
@@ -234,7 +234,7 @@ def _norms(host: nn.Module, low: Tensor, high: Tensor, alpha: float) -> Tensor:
     weight = host.weight
     assert isinstance(weight, Tensor)
     update = (high.flatten(1) @ low.flatten(1)) * (alpha / len(low))
-    found: Tensor = torch.linalg.vector_norm(
+    norms: Tensor = torch.linalg.vector_norm(
         weight.detach().float().cpu().flatten(1) + update, dim=1
     )
-    return found
+    return norms

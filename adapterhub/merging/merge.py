@@ -341,8 +341,8 @@ def _selected(model: nn.Module, names: Sequence[str]) -> tuple[ModelState, tuple
         raise AttachError("no adapter is attached to this model", hint='load(model, "out/polite")')
     active = [adapter.name for adapter in state.adapters.values() if adapter.active]
     require_attached(state, names)
-    asked = with_foundations(state.adapters, tuple(names or active))
-    selected = list(dict.fromkeys(adapter_names(asked)))
+    requested = with_foundations(state.adapters, tuple(names or active))
+    selected = list(dict.fromkeys(adapter_names(requested)))
     if not selected:
         raise AttachError(
             "no adapter is active", hint=f"merge(model, {next(iter(state.adapters))!r})"
@@ -488,16 +488,16 @@ def _widen(tokens: NewTokenRows, swaps: dict[int, MergedParameter]) -> None:
             done.add(id(current))
             known = swaps.get(id(current))
             original, table = (known.original, known.merged) if known else (current, current)
-            made = _parameter_swap(
+            swap = _parameter_swap(
                 tokens.table(rows, table.detach()), original, tuple(holders[id(current)])
             )
             attributes = tuple(
-                NewAttribute(module, size, len(made.merged))
-                for module, _ in made.holders
+                NewAttribute(module, size, len(swap.merged))
+                for module, _ in swap.holders
                 for size in ("num_embeddings", "out_features")
                 if name == "weight" and hasattr(module, size)
             )
-            swaps[id(current)] = replace(made, attributes=attributes)
+            swaps[id(current)] = replace(swap, attributes=attributes)
 
 
 def _vocabulary(adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:

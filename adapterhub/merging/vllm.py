@@ -244,14 +244,14 @@ def _converted(adapter: Adapter, rank: int) -> tuple[Adapter, float]:
     with disabled(model):
         bare = probe(model)
     converted = combine(model, [adapter.name], rank=rank, name=f"{adapter.name} for vLLM")
-    found = probe(model)
-    shares = (_share(found[n], expected[n], bare[n]) for n in bare)
+    merged = probe(model)
+    shares = (_share(merged[n], expected[n], bare[n]) for n in bare)
     return converted, max(shares)
 
 
-def _share(found: Tensor, expected: Tensor, bare: Tensor) -> float:
+def _share(merged: Tensor, expected: Tensor, bare: Tensor) -> float:
     moved = (expected - bare).float().norm().clamp(min=1e-30)
-    return float((found - expected).float().norm() / moved)
+    return float((merged - expected).float().norm() / moved)
 
 
 def _biases(adapter: Adapter, converted: Adapter) -> Iterator[str]:

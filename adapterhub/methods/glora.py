@@ -117,10 +117,10 @@ class GLoRA(RankMethod):
     def _parts(self, site: Site, anatomy: Anatomy) -> list[tuple[str, str, tuple[int, int]]]:
         """Return the name, form and shape of each part of a site."""
         whole, biased = (site.d_out, site.d_in), has_bias(site, anatomy)
-        found = [(name, self.weights, whole) for name in "AB"]
-        found += [("C", self.prompt, (site.d_in, 1))] if biased else []
-        found += [(name, self.biases, (site.d_out, 1)) for name in "DE"] if biased else []
-        return [part for part in found if part[1] != "none"]
+        parts = [(name, self.weights, whole) for name in "AB"]
+        parts += [("C", self.prompt, (site.d_in, 1))] if biased else []
+        parts += [(name, self.biases, (site.d_out, 1)) for name in "DE"] if biased else []
+        return [part for part in parts if part[1] != "none"]
 
     def count(self, anatomy: Anatomy) -> int:
         """Sum rank (rows + columns), rows or 1 over the parts of the sites."""

@@ -86,7 +86,7 @@ class LLaMAAdapter(Method):
 
     def _sites(self, anatomy: Anatomy) -> dict[Site, tuple[Site, Site]]:
         """Return the selected attentions with the projections of their keys and values."""
-        found: dict[Site, tuple[Site, Site]] = {}
+        pairs: dict[Site, tuple[Site, Site]] = {}
         without = []
         for site in select_sites(self, anatomy, "keyvalue"):
             stem = site.id.removesuffix("kv")
@@ -94,7 +94,7 @@ class LLaMAAdapter(Method):
             if key is None or value is None:
                 without.append(site.id)
             else:
-                found[site] = (key, value)
+                pairs[site] = (key, value)
         if without:
             raise SiteError(
                 f"{self.name} projects prompts as the attention does, and its projections of keys "
@@ -103,4 +103,4 @@ class LLaMAAdapter(Method):
                 expected="attentions with the sites attn.k and attn.v",
                 hint="prefix, whose keys and values are learned",
             )
-        return found
+        return pairs

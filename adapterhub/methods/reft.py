@@ -52,15 +52,15 @@ def token_sets(positions: str) -> tuple[TokenSet, ...]:
     Raises:
         ConfigError: another form.
     """
-    found = _POSITIONS.fullmatch(positions)
-    counts = {} if found is None else dict(zip(("first", "last"), found.groups(), strict=True))
-    given = [kind for kind in ("first", "last") if counts.get(kind)]
-    if not given or ("+" in positions) != (len(given) == 2):
+    match = _POSITIONS.fullmatch(positions)
+    counts = {} if match is None else dict(zip(("first", "last"), match.groups(), strict=True))
+    kinds = [kind for kind in ("first", "last") if counts.get(kind)]
+    if not kinds or ("+" in positions) != (len(kinds) == 2):
         raise ConfigError(
             f"positions: {positions!r}",
             expected="f1+l1, f3 or l2: the first and the last tokens of the prompt to edit",
         )
-    return tuple(TokenSet(kind, int(counts[kind])) for kind in given)  # type: ignore[arg-type]
+    return tuple(TokenSet(kind, int(counts[kind])) for kind in kinds)  # type: ignore[arg-type]
 
 
 class Edit(nn.Module):

@@ -164,16 +164,16 @@ def _table(summaries: Sequence[RunSummary]) -> ShownTable:
     return ShownTable(columns, rows, numbers=True, meanings=meanings)
 
 
-def _cells(found: RunSummary, metrics: Sequence[str]) -> list[TableCell]:
-    scores = [(found.metrics.get(name), found.errors.get(name)) for name in metrics]
+def _cells(summary: RunSummary, metrics: Sequence[str]) -> list[TableCell]:
+    scores = [(summary.metrics.get(name), summary.errors.get(name)) for name in metrics]
     return [
-        TableCell(found.method or "-"),
+        TableCell(summary.method or "-"),
         *(TableCell(score_text(number_text(v), error), v) for v, error in scores),
-        _number(found.trained, "{:,}"),
-        _number(found.size, "{:.2f}", 1e6),
-        _number(found.seconds, "{:,.1f}"),
-        _number(found.memory, "{:.2f}", 1e9),
-        _number(found.rows, "{:,}"),
+        _number(summary.trained, "{:,}"),
+        _number(summary.size, "{:.2f}", 1e6),
+        _number(summary.seconds, "{:,.1f}"),
+        _number(summary.memory, "{:.2f}", 1e9),
+        _number(summary.rows, "{:,}"),
     ]
 
 
@@ -220,11 +220,11 @@ def _rate(line: Line) -> float | None:
 def _charts(
     title: str, charts: dict[str, list[Points]], names: Sequence[str]
 ) -> Iterator[ChartGroup]:
-    found = []
+    drawn = []
     for name, lines in charts.items():
         if any(y is not None for points in lines for _, y in points):
             svg = overlay_chart(dict(zip(names, lines, strict=True)), "step")
             note = "lower is better" if lower_is_better(name.partition(": ")[2]) else ""
-            found.append(Chart(name, Markup(svg), note))
-    if found:
-        yield ChartGroup(title, "", found, wide=True)
+            drawn.append(Chart(name, Markup(svg), note))
+    if drawn:
+        yield ChartGroup(title, "", drawn, wide=True)

@@ -432,7 +432,7 @@ def _confusion(rows: Sequence[Outcome], scores: Sequence[ClassScore]) -> Section
     return Section("confusion", "Most confused classes", table=table)
 
 
-def _score_section(scores: Sequence[ClassScore], what: str) -> Section:
+def _score_section(scores: Sequence[ClassScore], noun: str) -> Section:
     chosen = scores
     note = ""
     if len(scores) > _MOST_SCORES:
@@ -442,17 +442,17 @@ def _score_section(scores: Sequence[ClassScore], what: str) -> Section:
         (s.name, f"{s.precision:.3f}", f"{s.recall:.3f}", f"{s.f1:.3f}", f"{s.support:,}")
         for s in chosen
     ]
-    table = ShownTable((what, "precision", "recall", "F1", "examples"), rows)
-    return Section("scores", f"Scores by {what}", note, table=table)
+    table = ShownTable((noun, "precision", "recall", "F1", "examples"), rows)
+    return Section("scores", f"Scores by {noun}", note, table=table)
 
 
 def _numbers(predictions: PredictionFile) -> list[Section]:
     rows = predictions.rows
-    true, given = ([float(row[n]) for row in rows] for n in ("label", "prediction"))
-    residuals = [p - t for t, p in zip(true, given, strict=True)]
+    true, predicted = ([float(row[n]) for row in rows] for n in ("label", "prediction"))
+    residuals = [p - t for t, p in zip(true, predicted, strict=True)]
     mean = sum(residuals) / len(residuals)
     charts = [
-        Chart("Predicted by true number", Markup(scatter_chart(true, given))),
+        Chart("Predicted by true number", Markup(scatter_chart(true, predicted))),
         Chart(
             "Residuals: predicted minus true",
             Markup(histogram_chart(residuals, "residual", centre=0.0)),
@@ -465,7 +465,7 @@ def _numbers(predictions: PredictionFile) -> list[Section]:
             rows[i]["texts"],
             [
                 ("true", f"{true[i]:.3f}", "right"),
-                ("predicted", f"{given[i]:.3f}", "wrong"),
+                ("predicted", f"{predicted[i]:.3f}", "wrong"),
                 ("difference", f"{residuals[i]:+.3f}", ""),
             ],
         )
@@ -481,8 +481,8 @@ def _spans(predictions: PredictionFile) -> list[Section]:
     rows = predictions.rows
 
     def wrong(row: Outcome) -> int:
-        true, given = ({tuple(span) for span in row[n]} for n in ("label", "prediction"))
-        return len(true ^ given)
+        true, predicted = ({tuple(span) for span in row[n]} for n in ("label", "prediction"))
+        return len(true ^ predicted)
 
     order = sorted((row for row in rows if wrong(row)), key=lambda row: -wrong(row))
     shown = [
@@ -597,8 +597,8 @@ def _pictures(predictions: PredictionFile) -> list[Section]:
     rows = predictions.rows
     losses = [float(row["loss"]) for row in rows]
     chart = Chart("Loss of each image", Markup(histogram_chart(losses, "loss")))
-    made = [row for row in rows if row[PICTURE]]
-    shown = [Shown(row["texts"], picture=row[PICTURE]) for row in made[:WORST]]
+    with_image = [row for row in rows if row[PICTURE]]
+    shown = [Shown(row["texts"], picture=row[PICTURE]) for row in with_image[:WORST]]
     note = f"What the adapter makes of prompts of the evaluation, at step {predictions.step:,}."
     gallery = [Section("pictures", "Pictures", note, examples=shown)] if shown else []
     return [Section("quality", "Loss of the images", charts=[chart]), *gallery]

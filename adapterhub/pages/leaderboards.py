@@ -193,10 +193,10 @@ def _chart(board: Leaderboard) -> Chart | None:
 
     title = f"{board.metric} against trained parameters"
     svg = svg_chart(draw, _SIZE, _MARGINS)
-    told = escape(f"{title}: {board.title}; the table has the numbers")
+    label = escape(f"{title}: {board.title}; the table has the numbers")
     note = "orange: none with as few parameters is as good"
     return Chart(
-        title, Markup(svg.replace('role="img"', f'role="img" aria-label="{told}"', 1)), note
+        title, Markup(svg.replace('role="img"', f'role="img" aria-label="{label}"', 1)), note
     )
 
 
@@ -235,7 +235,7 @@ def registry_boards(
             at = each.entry.backbone, each.entry.task or ""
             rows = each.score.metric, each.entry.evaluation or ""
             groups.setdefault(at, defaultdict(list))[rows].append(each)
-    return {at: _boards(found) for at, found in sorted(groups.items())}
+    return {at: _boards(published) for at, published in sorted(groups.items())}
 
 
 def _boards(groups: dict[tuple[str, str], list[ListedVersion]]) -> list[Leaderboard]:

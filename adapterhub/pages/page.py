@@ -323,8 +323,8 @@ def recorded_words(folder: Path) -> WordsComparison | None:
 
 def recorded_retained(folder: Path) -> RetainedScore | None:
     """Read a run's score on the rows to retain; None if it is missing or has another form."""
-    found = _recorded(folder / RETAINED)
-    return None if found is None or found.skipped else RetainedScore(**vars(found))
+    recorded = _recorded(folder / RETAINED)
+    return None if recorded is None or recorded.skipped else RetainedScore(**vars(recorded))
 
 
 def _recorded(path: Path) -> WordsComparison | None:
@@ -550,11 +550,11 @@ def _curves(run: RunFiles) -> Iterator[Section]:
     for name in ordered if len(run.evaluations) > 1 else ():
         points = points_by_step(run.evaluations, lambda line, n=name: line["metrics"].get(n))
         error = run.errors.get(name)
-        told = (
+        remarks = (
             "lower is better" if lower_is_better(name) else "",
             f"n = {error.rows:,}" if error else "",
         )
-        note = ", ".join(filter(None, told))
+        note = ", ".join(filter(None, remarks))
         span = 0.1 * max((abs(v) for _, v in points if v is not None), default=0.0)
         title = f"Evaluation: {name}"
         svg = line_chart({name: points}, "step", best=best, span=span, log=True)
@@ -645,8 +645,8 @@ def _specs(spec: Any) -> str:
 
 
 def _options(options: Any) -> str:
-    given = options.items() if isinstance(options, Mapping) else ()
-    text = ", ".join(f"{k}={v}" for k, v in given if v not in (None, False, "", [], {}, ()))
+    items = options.items() if isinstance(options, Mapping) else ()
+    text = ", ".join(f"{k}={v}" for k, v in items if v not in (None, False, "", [], {}, ()))
     return f"({_cut(text)})" if text else ""
 
 

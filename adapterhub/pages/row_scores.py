@@ -296,23 +296,23 @@ def _pearson(sums: Numbers) -> Numbers:
 
 def _matthews(sums: Numbers) -> Numbers:
     """Compute the correlation of two partitions (R_K of Gorodkin 2004)."""
-    right, count, true, given = _class_sums(sums)
-    covariance = right.sum(-1) * count - (true * given).sum(-1)
-    variances = (count**2 - (true**2).sum(-1)) * (count**2 - (given**2).sum(-1))
+    right, count, true, predicted = _class_sums(sums)
+    covariance = right.sum(-1) * count - (true * predicted).sum(-1)
+    variances = (count**2 - (true**2).sum(-1)) * (count**2 - (predicted**2).sum(-1))
     return _ratio(covariance, np.sqrt(np.maximum(variances, 0.0)))
 
 
 def _macro_f1(sums: Numbers) -> Numbers:
     """Average F1 over the classes that occur as a label or prediction."""
-    right, _, true, given = _class_sums(sums)
-    each = _ratio(2 * right, true + given)
-    return _ratio(each.sum(-1), (true + given > 0).sum(-1))
+    right, _, true, predicted = _class_sums(sums)
+    each = _ratio(2 * right, true + predicted)
+    return _ratio(each.sum(-1), (true + predicted > 0).sum(-1))
 
 
 def _class_sums(sums: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Return the right rows by class, the total rows, and the true and predicted ones by class."""
-    right, true, given = np.split(sums, 3, axis=-1)
-    return right, true.sum(-1), true, given
+    right, true, predicted = np.split(sums, 3, axis=-1)
+    return right, true.sum(-1), true, predicted
 
 
 def _bleu(sums: Numbers) -> Numbers:
@@ -320,9 +320,9 @@ def _bleu(sums: Numbers) -> Numbers:
     from sacrebleu import BLEU
 
     def score(sums: Numbers) -> float:
-        *counts, given, true = (int(number) for number in sums)
-        found = BLEU.compute_bleu(counts[:4], counts[4:], given, true, smooth_method="exp")
-        return float(found.score)
+        *counts, predicted, true = (int(number) for number in sums)
+        bleu = BLEU.compute_bleu(counts[:4], counts[4:], predicted, true, smooth_method="exp")
+        return float(bleu.score)
 
     return np.apply_along_axis(score, -1, sums)
 
@@ -337,13 +337,13 @@ def _right(row: Outcome) -> list[Any]:
 
 
 def _span_columns(row: Outcome) -> list[Any]:
-    true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
-    return [len(true & given), len(given), len(true)]
+    true, predicted = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
+    return [len(true & predicted), len(predicted), len(true)]
 
 
 def _set_columns(row: Outcome) -> list[Any]:
-    true, given = set(row["label"]), set(row["prediction"])
-    return [len(true & given), len(given), len(true)]
+    true, predicted = set(row["label"]), set(row["prediction"])
+    return [len(true & predicted), len(predicted), len(true)]
 
 
 def _same_set(row: Outcome) -> list[Any]:
@@ -353,24 +353,24 @@ def _same_set(row: Outcome) -> list[Any]:
 def _class_columns(rows: Sequence[Outcome]) -> Numbers:
     """Mark, by class, whether a row is right, true and predicted."""
     classes = sorted({row[name] for row in rows for name in ("label", "prediction")})
-    true, given = (
+    true, predicted = (
         np.array([[row[name] == c for c in classes] for row in rows], dtype=float)
         for name in ("label", "prediction")
     )
-    return np.concatenate([true * given, true, given], axis=1)
+    return np.concatenate([true * predicted, true, predicted], axis=1)
 
 
 def _class_pseudo_rows(sums: Numbers) -> Numbers:
     """Return a right and a wrong row of each class; wrong rows get the others' shares."""
-    _, true, given = np.split(sums, 3)
+    _, true, predicted = np.split(sums, 3)
     count, same = len(true), np.eye(len(true))
-    shares = (1 - same) * (true + given + 1)
+    shares = (1 - same) * (true + predicted + 1)
     wrong = shares / np.maximum(shares.sum(1, keepdims=True), 1)
     right = np.concatenate([same, same, same], axis=1)
-    found: Numbers = np.concatenate(
+    pseudo: Numbers = np.concatenate(
         [right, np.concatenate([np.zeros((count, count)), same, wrong], axis=1)]
     )
-    return found
+    return pseudo
 
 
 def _set_pseudo_rows(sums: Numbers) -> Numbers:
@@ -445,8 +445,8 @@ def _bleu_columns(rows: Sequence[Outcome]) -> Numbers:
     from sacrebleu import BLEU
 
     bleu = BLEU(effective_order=True)
-    found = [bleu.sentence_score(row["prediction"], [row["label"]]) for row in rows]
-    return np.array([[*f.counts, *f.totals, f.sys_len, f.ref_len] for f in found], dtype=float)
+    scores = [bleu.sentence_score(row["prediction"], [row["label"]]) for row in rows]
+    return np.array([[*f.counts, *f.totals, f.sys_len, f.ref_len] for f in scores], dtype=float)
 
 
 def _rouge_columns(name: str, rows: Sequence[Outcome]) -> Numbers:
@@ -568,8 +568,8 @@ def span_scores(rows: Sequence[Outcome]) -> list[ClassScore]:
     """Score each kind of entity; an entity is right if its kind and both ends match."""
     counts: dict[str, list[int]] = {}
     for row in rows:
-        true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
-        for place, spans in enumerate((true & given, given, true)):
+        true, predicted = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
+        for place, spans in enumerate((true & predicted, predicted, true)):
             for kind, *_ in spans:
                 counts.setdefault(kind, [0, 0, 0])[place] += 1
     return [ClassScore(kind, *counts[kind]) for kind in sorted(counts)]
@@ -712,7 +712,7 @@ def influence_of_rows(score: RowScore, columns: Numbers) -> Numbers:
 
 
 def score_interval(
-    score: RowScore, value: float, found: Uncertainty, rows: int, *, of_rows: bool = True
+    score: RowScore, value: float, uncertainty: Uncertainty, rows: int, *, of_rows: bool = True
 ) -> tuple[float, float]:
     """Return the 95 % interval of a score, inside its bounds.
 
@@ -722,11 +722,11 @@ def score_interval(
     """
     low, high = score.low, score.high
     if np.isinf(high):
-        half = found.quantile * found.error
+        half = uncertainty.quantile * uncertainty.error
         upper = value * _above(half / value) if of_rows and value > 0 else value + half
         return max(value - half, low), upper
     width = high - low
-    ends = _wilson((value - low) / width, found, found.variance / width**2, rows)
+    ends = _wilson((value - low) / width, uncertainty, uncertainty.variance / width**2, rows)
     return low + width * ends[0], low + width * ends[1]
 
 
@@ -735,7 +735,9 @@ def _above(part: float) -> float:
     return float(np.exp(min(part, _STEEPEST)) * (1 + max(part - _STEEPEST, 0.0)))
 
 
-def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
+def _wilson(
+    share: float, uncertainty: Uncertainty, variance: float, rows: int
+) -> tuple[float, float]:
     """Return an interval inside [0, 1], which is wider towards 1/2.
 
     This is Wilson's (1927) interval, with Student's t and with the number of independent rows that
@@ -747,7 +749,7 @@ def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tup
     if spread > 0 and variance <= 0:
         return share, share
     count = spread / variance if spread > 0 else float(rows)
-    return _of_share(share, found.quantile**2 / count)
+    return _of_share(share, uncertainty.quantile**2 / count)
 
 
 def _of_share(share: float, extra: float) -> tuple[float, float]:
@@ -812,12 +814,12 @@ def score_errors(
     `parts` maps the prefix of each task's metrics to its rows; the prefix is "" for a single task.
     A metric that is not a score of summed rows gets their number, without an interval.
     """
-    found = {}
+    errors = {}
     for name, value in metrics.items():
         before = next((b for b in parts if b and name.startswith(b)), "")
         part = parts.get(before) or EvaluatedRows(sum(each.count for each in parts.values()))
-        found[name] = _error_of(name.removeprefix(before), value, part)
-    return found
+        errors[name] = _error_of(name.removeprefix(before), value, part)
+    return errors
 
 
 def spearman_error(value: float, rows: Sequence[Outcome]) -> ScoreError:

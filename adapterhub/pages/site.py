@@ -216,8 +216,8 @@ class _Site:
         """Write the pages of each backbone."""
         links = self._links_of_backbones()
         boards: dict[str, list[tuple[Leaderboard, Place]]] = defaultdict(list)
-        for at, found in self.boards.items():
-            boards[at[0]] += ((board, at) for board in found)
+        for at, own in self.boards.items():
+            boards[at[0]] += ((board, at) for board in own)
         for backbone, versions in _grouped(self.listed, lambda v: [v.entry.backbone]).items():
             current = newest_first(each for each in versions if each.is_current)
             subtitle = f"{len(current):,} adapter{'s' * (len(current) != 1)}"
@@ -232,8 +232,8 @@ class _Site:
         for backbone, task in self.boards:
             title = f"leaderboard: {task or 'no task'}"
             links[backbone].append((title, _board_path(backbone, task)))
-        for (backbone, task), found in self.compared.items():
-            if len(found) > 1:
+        for (backbone, task), own in self.compared.items():
+            if len(own) > 1:
                 title = f"compare: {task or 'no task'}"
                 links[backbone].append((title, _compare_path(backbone, task)))
         return links
@@ -250,8 +250,8 @@ class _Site:
             names = {each.entry.digest for each in versions}
             leaders = [
                 (board, at)
-                for at, found in self.boards.items()
-                for board in found
+                for at, own in self.boards.items()
+                for board in own
                 if board.scores and board.scores[0].key in names
             ]
             subtitle = f"{len(versions):,} adapter{'s' * (len(versions) != 1)} trained on it"
@@ -300,7 +300,7 @@ class _Site:
 
     @cached_property
     def _has_broken(self) -> bool:
-        return any(found.broken for found in self._all())
+        return any(name.broken for name in self._all())
 
     def _place(self, path: str) -> SitePlace:
         pages = [("Adapters", _FRONT), ("Leaderboards", _BOARDS)]
@@ -340,21 +340,21 @@ class _Site:
             kept[:] = _best_or_newest(kept)
 
     def _front_boards(self) -> list[tuple[str, str, str]]:
-        found = [
+        rows = [
             (study.task, study.path, f"study {study.study}, {len(study.board.scores)} methods")
             for study in self.options.studies
         ]
         largest = sorted(self.boards, key=lambda at: -sum(len(b.scores) for b in self.boards[at]))
         for backbone, task in largest[:_MOST_FRONT_BOARDS]:
             count = sum(len(board.scores) for board in self.boards[backbone, task])
-            found.append(
+            rows.append(
                 (
                     f"{backbone}: {task or 'no task'}",
                     _board_path(backbone, task),
                     f"{count:,} adapters",
                 )
             )
-        return found
+        return rows
 
     def _write_board_list(self) -> None:
         """Write the list of all leaderboards."""
@@ -366,10 +366,10 @@ class _Site:
             (
                 TableCell(task or "no task", link=_board_path(backbone, task)),
                 backbone,
-                TableCell(f"{sum(len(b.scores) for b in found):,}"),
-                TableCell(f"{sum(b.is_ranked for b in found):,}"),
+                TableCell(f"{sum(len(b.scores) for b in own):,}"),
+                TableCell(f"{sum(b.is_ranked for b in own):,}"),
             )
-            for (backbone, task), found in self.boards.items()
+            for (backbone, task), own in self.boards.items()
         ]
         parts = [
             ListPart(

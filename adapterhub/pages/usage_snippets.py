@@ -49,10 +49,10 @@ def _commands(version: PublishedVersion, registry: str | None) -> list[Way]:
 
 def _predicting(version: PublishedVersion, registry: str | None) -> str:
     """Return Python lines that load the backbone and predict."""
-    where = f", registry={registry!r}" if registry else ""
+    keyword = f", registry={registry!r}" if registry else ""
     typed = _task(version).typed_input()
-    given = typed if typed.startswith('"') else repr(typed)
-    return f"print(ah.open({version.entry.reference!r}{where}).predict({given}))"
+    argument = typed if typed.startswith('"') else repr(typed)
+    return f"print(ah.open({version.entry.reference!r}{keyword}).predict({argument}))"
 
 
 def _task(version: PublishedVersion) -> type[Task]:

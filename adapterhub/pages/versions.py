@@ -98,14 +98,14 @@ class PublishedName:
         return (available or self.versions)[-1]
 
 
-def read_published(registry: Registry, found: Mapping[str, Contents]) -> Iterator[PublishedName]:
+def read_published(registry: Registry, contents: Mapping[str, Contents]) -> Iterator[PublishedName]:
     """Read the readable versions of the names found in a registry."""
     read = partial(_name, registry)
     if registry.storage.readers == 1:
-        yield from map(read, found.items())
+        yield from map(read, contents.items())
         return
     with ThreadPoolExecutor(registry.storage.readers) as pool:
-        yield from pool.map(read, found.items())
+        yield from pool.map(read, contents.items())
 
 
 def datasets_of(entry: Entry) -> tuple[str, ...]:
@@ -173,8 +173,8 @@ def _signatures(registry: Registry, entry: Entry) -> tuple[tuple[CheckedSignatur
     reference = Reference("local", entry.name, entry.version)
     subject = signed_subject(reference, entry.digest, entry.name, entry.version)
     try:
-        found = registry.signatures(entry)
-        return tuple(checked_signatures(found, subject, Trust())), ""
+        signatures = registry.signatures(entry)
+        return tuple(checked_signatures(signatures, subject, Trust())), ""
     except AdapterhubError as error:
         return (), line_of(error)
 

@@ -132,18 +132,18 @@ def _resolved(
     options: dict[str, Any], earlier: Mapping[str, Recipe], output: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Replace the names of earlier stages by their adapters; also return the names."""
-    found: list[str] = []
+    values: list[str] = []
 
     def adapter(value: object) -> object:
         if isinstance(value, list):
             return [adapter(each) for each in value]
         if not isinstance(value, str) or value not in earlier:
             return value
-        found.append(value)
+        values.append(value)
         return _place(output, value)
 
     changed = {key: adapter(options[key]) for key in REFERENCES if key in options}
-    return options | changed, tuple(found)
+    return options | changed, tuple(values)
 
 
 def _place(output: str, name: str) -> str:

@@ -103,8 +103,8 @@ def _polynomial(points: dict[int, int], at: int) -> float:
 
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
     """Measure the bytes that autograd saves for a batch of random tokens."""
-    made = probe_batch(adapter.backbone.pretrained, rows=rows, tokens=tokens)
-    return _saved(adapter, made, recomputed)
+    batch = probe_batch(adapter.backbone.pretrained, rows=rows, tokens=tokens)
+    return _saved(adapter, batch, recomputed)
 
 
 def batch_bytes(

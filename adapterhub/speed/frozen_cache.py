@@ -85,8 +85,8 @@ def stack_rows(inputs: Mapping[str, Any]) -> StackRows | None:
 
     `inputs` are the arguments of the embedding module, by name.
     """
-    given = {name: value for name, value in inputs.items() if value is not None}
-    tensors = {name: given.pop(name) for name in list(given) if isinstance(given[name], Tensor)}
+    own = {name: value for name, value in inputs.items() if value is not None}
+    tensors = {name: own.pop(name) for name in list(own) if isinstance(own[name], Tensor)}
     ids = tensors.get("input_ids")
     if ids is None or tensors.keys() - ROW_INPUTS:
         return None
@@ -100,7 +100,7 @@ def stack_rows(inputs: Mapping[str, Any]) -> StackRows | None:
     keys = [
         _key([(name, values[i][row]) for name, values in columns]) for i, row in enumerate(valid)
     ]
-    return StackRows(keys, mask, given)
+    return StackRows(keys, mask, own)
 
 
 def _is_contiguous(valid: np.ndarray[Any, Any]) -> bool:
@@ -363,10 +363,12 @@ class RecordedStates:
     def read(self, rows: StackRows, layers: tuple[int, ...]) -> dict[int, Tensor] | None:
         """Return the outputs of some layers, (batch, tokens, d); None if a row is missing."""
         places = [self.places.get(key) for key in rows.keys]
-        found = [place for place in places if place is not None]
-        if len(found) < len(places) or not set(layers) <= set(self.layers):
+        recorded = [place for place in places if place is not None]
+        if len(recorded) < len(places) or not set(layers) <= set(self.layers):
             return None
-        return {layer: self._batch(self.layers.index(layer), found, rows.mask) for layer in layers}
+        return {
+            layer: self._batch(self.layers.index(layer), recorded, rows.mask) for layer in layers
+        }
 
     def _batch(self, column: int, places: list[tuple[int, int]], mask: Tensor) -> Tensor:
         states = self.states[:, column]
@@ -774,9 +776,9 @@ class _Check:
         except (TypeError, ValueError, AttributeError, RuntimeError):
             return False  # a layer needs tensors passed on by others
         computed = _tensors(expected, rows) | {"states": states[plan.calls - 1][rows.mask]}
-        found = _tensors(replayed, rows) | {"states": outputs[plan.below - 1][rows.mask]}
+        actual = _tensors(replayed, rows) | {"states": outputs[plan.below - 1][rows.mask]}
         return all(
-            different_result({name: tensor}, found, self.within) is None
+            different_result({name: tensor}, actual, self.within) is None
             for name, tensor in computed.items()
         )
 

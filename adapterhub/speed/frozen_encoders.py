@@ -45,8 +45,8 @@ class FrozenEncoders(Speedup):
 
     def said(self) -> str:
         """Report which encodings are computed once."""
-        what = "each prompt and each image" if self.kept.prompts else "each image"
-        return f"{what}: encoded once, and kept in memory; {self.off} encodes them at each step"
+        subject = "each prompt and each image" if self.kept.prompts else "each image"
+        return f"{subject}: encoded once, and kept in memory; {self.off} encodes them at each step"
 
 
 def _is_changed(encoder: nn.Module) -> bool:

@@ -118,11 +118,11 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             for part in parts:
                 scores = F.linear(states[part], weight, bias).float()
-                wanted = targets[part, None]
+                labels = targets[part, None]
                 rest = scores.logsumexp(-1, keepdim=True)
-                total += (rest - scores.gather(-1, wanted)).sum()
+                total += (rest - scores.gather(-1, labels)).sum()
                 shares = scores.sub_(rest).exp_()
-                shares.scatter_add_(-1, wanted, -torch.ones_like(rest))
+                shares.scatter_add_(-1, labels, -torch.ones_like(rest))
                 gradient[part] = shares.to(weight.dtype) @ weight
         ctx.save_for_backward(gradient)
         return total / len(states)

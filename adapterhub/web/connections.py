@@ -65,14 +65,14 @@ def client_address(peer: str, forwarded: Sequence[str], proxies: Iterable[str]) 
         forwarded: the X-Forwarded-For headers, in order.
         proxies: the addresses or networks of the trusted proxies.
     """
-    found, networks = _plain_address(peer), tuple(proxies)
+    address, networks = _plain_address(peer), tuple(proxies)
     hops = [hop.strip() for line in forwarded for hop in line.split(",")]
-    while hops and is_among(found, networks):
+    while hops and is_among(address, networks):
         hop = _plain_address(hops.pop())
         if not hop:  # the client may have forged the rest
             break
-        found = hop
-    return found or peer
+        address = hop
+    return address or peer
 
 
 def is_among(address: str, networks: Iterable[str]) -> bool:
@@ -94,11 +94,11 @@ def _plain_address(text: str) -> str:
     if host.count(":") == 1:
         host = host.partition(":")[0]
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return ""
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped or found)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def _is_loopback(url: str) -> bool:
@@ -225,9 +225,9 @@ class ConnectionLimits:
         waiting = [each for each in among if each.waits_for_client]
         if not waiting:
             return False
-        found = next((each for each in waiting if not each.was_answered), waiting[0])
-        self.forget(found)
-        found.transport.abort()
+        oldest = next((each for each in waiting if not each.was_answered), waiting[0])
+        self.forget(oldest)
+        oldest.transport.abort()
         return True
 
 

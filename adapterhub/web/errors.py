@@ -80,9 +80,9 @@ class OverloadedError(ServingError):
 class DeadlineError(ServingError):
     """The deadline of a request has passed before it was computed completely."""
 
-    def __init__(self, late: float, what: str = "computed") -> None:
+    def __init__(self, late: float, action: str = "computed") -> None:
         super().__init__(
-            f"the deadline passed {late:.3f} s before the request was {what}",
+            f"the deadline passed {late:.3f} s before the request was {action}",
             expected="a deadline that is longer than the queue",
             hint="a longer deadline, or fewer requests at once",
         )

@@ -121,11 +121,11 @@ def match_endpoint(
     """
     methods: set[str] = set()
     for each in endpoints:
-        found = each.pattern.fullmatch(path)
-        if found is not None:
+        match = each.pattern.fullmatch(path)
+        if match is not None:
             methods.update(each.methods.split())
             if method in each.methods.split():
-                return each, found.groupdict(), methods
+                return each, match.groupdict(), methods
     return None, {}, methods
 
 
@@ -389,8 +389,8 @@ class RequestMetrics:
 
 def trace_of(traceparent: str | None) -> str:
     """Return the trace id in a header of the W3C trace context, or ""."""
-    found = _TRACE.fullmatch(traceparent) if traceparent else None
-    return found[1] if found else ""
+    match = _TRACE.fullmatch(traceparent) if traceparent else None
+    return match[1] if match else ""
 
 
 def place_of(error: Exception) -> str:
@@ -398,8 +398,8 @@ def place_of(error: Exception) -> str:
 
     The message is left out, because it may quote the client's data.
     """
-    where = "".join(traceback.format_tb(error.__traceback__))
-    return f"{type(error).__name__}\n{where}"
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    return f"{type(error).__name__}\n{trace}"
 
 
 def page_response(page: str, status: int = 200) -> Response:

@@ -167,12 +167,12 @@ class TokenFile:
             OutputError: the file cannot be written.
         """
         with self._changing() as known:
-            found = [each for each in known if each.name == name]
-            if not found:
+            named = [each for each in known if each.name == name]
+            if not named:
                 near = did_you_mean(name, [each.name for each in known])
                 raise ConfigError(f"no token has the name {name!r}{near}")
             self._write([each for each in known if each.name != name])
-        return found[0]
+        return named[0]
 
     def check(self, token: str) -> AccessToken | None:
         """Return the entry of a client's token; None if it is not valid.
@@ -183,14 +183,14 @@ class TokenFile:
             return None
         self._look()
         digest = digest_of_token(token)
-        found = self._by_digest.get(digest[:16])
-        if found is None or not hmac.compare_digest(found.sha256, digest):
+        record = self._by_digest.get(digest[:16])
+        if record is None or not hmac.compare_digest(record.sha256, digest):
             return None
         now = datetime.now(timezone.utc)
-        if not found.is_valid(now):
+        if not record.is_valid(now):
             return None
-        self._used[found.name] = now.strftime(_TIME)
-        return found
+        self._used[record.name] = now.strftime(_TIME)
+        return record
 
     def note_uses(self, *, at_once: bool = False) -> None:
         """Write the last uses to the file, at intervals: other processes may write it, too."""
@@ -207,8 +207,8 @@ class TokenFile:
             return
         self._looked = now
         try:
-            found = os.stat(self.path)
-            stamp = (found.st_mtime_ns, found.st_ino)
+            status = os.stat(self.path)
+            stamp = (status.st_mtime_ns, status.st_ino)
             if stamp != self._stamp:
                 self._by_digest = {each.sha256[:16]: each for each in self.tokens()}
                 self._stamp = stamp

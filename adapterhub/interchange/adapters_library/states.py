@@ -73,8 +73,8 @@ def import_reft(part: MethodConfig, remaining: RemainingTensors, translation: Tr
     """Translate ReFT."""
     options, problems = part.options, translation.problems
     counts = {"f": options["prefix_positions"], "l": options["suffix_positions"]}
-    given = {kind: count for kind, count in counts.items() if count}
-    if not given:
+    nonzero = {kind: count for kind, count in counts.items() if count}
+    if not nonzero:
         problems.append("prefix_positions and suffix_positions: 0, so nothing is edited")
     orthonormal, subtracts = options["orthogonality"], options["subtract_projection"]
     if orthonormal and not subtracts:
@@ -90,7 +90,7 @@ def import_reft(part: MethodConfig, remaining: RemainingTensors, translation: Tr
             problems.append(f"{path}: unexpected tensor {parameter}")
             continue
         edit = edits[int(number)]
-        if shared or given.get(edit[0]):  # the other unit does not edit any token
+        if shared or nonzero.get(edit[0]):  # the other unit does not edit any token
             sites[site.id] = site
             units.setdefault(f"{site.id}.{method}.{edit}", {})[name] = tensor
     two_stacks = len(translation.anatomy.stacks) == 2
@@ -102,10 +102,10 @@ def import_reft(part: MethodConfig, remaining: RemainingTensors, translation: Tr
     for prefix, tensors in units.items():
         _add_unit(prefix, tensors, orthonormal, translation)
     translation.note_dropout(options["dropout"])
-    if sites and given:
-        positions = "+".join(f"{kind}{count}" for kind, count in given.items())
-        found = {"sites": sites_option(translation.anatomy, sites.values())}
-        spec = {"rank": options["r"], "positions": positions, "shared": shared} | found
+    if sites and nonzero:
+        positions = "+".join(f"{kind}{count}" for kind, count in nonzero.items())
+        own_sites = {"sites": sites_option(translation.anatomy, sites.values())}
+        spec = {"rank": options["r"], "positions": positions, "shared": shared} | own_sites
         translation.methods.append({method: spec})
 
 

@@ -119,8 +119,8 @@ def _of_held(
     sizes = (site.d_out, site.d_in) if is_exchanged(site, module) else (site.d_in, site.d_out)
     problems = update.shape_problems(*sizes, site.held.experts or 1)
     if initialization:
-        what = f"target_parameters with init_lora_weights {initialization}"
-        problems.append(f"{update.file_path}: {what}")
+        origin = f"target_parameters with init_lora_weights {initialization}"
+        problems.append(f"{update.file_path}: {origin}")
     if problems:
         return update, problems
     low, high = unpacked(site, module, update.tensors["A"], update.tensors["B"])

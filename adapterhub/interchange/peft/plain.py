@@ -209,13 +209,13 @@ def _export_oft(part: ExportedModule) -> tuple[Values, Tensors]:
 
 
 def _import_boft(update: PlainUpdate) -> str:
-    given = update.theirs["boft_R"]
-    if given.ndim != 4 or len(given) != 1:
-        return f"boft_R has the shape {tuple(given.shape)}: one butterfly factor is imported"
-    size = given.shape[-1]
+    theirs = update.theirs["boft_R"]
+    if theirs.ndim != 4 or len(theirs) != 1:
+        return f"boft_R has the shape {tuple(theirs.shape)}: one butterfly factor is imported"
+    size = theirs.shape[-1]
     rows, columns = torch.triu_indices(size, size, 1)
     # peft's rotation is the inverse of ours.
-    update.ours["Q"] = -0.5 * (given - given.mT)[..., rows, columns]
+    update.ours["Q"] = -0.5 * (theirs - theirs.mT)[..., rows, columns]
     update.ours["s"] = update.ours["s"].flatten()
     update.options |= {"block": size, "factors": 1}
     return ""
@@ -892,22 +892,22 @@ def _shared_tensors(
     translation: Translation,
 ) -> Tensors:
     """Return the shared tensors of all modules, by our names; compute those missing in the file."""
-    found: Tensors = {}
+    tensors: Tensors = {}
     for ours, theirs in row.shared.items():
         own = [update.theirs[theirs] for update in updates if theirs in update.theirs]
         if any(not torch.equal(each, own[0]) for each in own):
             translation.problems.append(f"{theirs} is not the same in all modules")
         value = rest.pop(f"base_model.{theirs}", own[0] if own else None)
         if value is not None:
-            found[ours] = value.squeeze(1) if value.ndim == 3 and ours == "fixed.A" else value
+            tensors[ours] = value.squeeze(1) if value.ndim == 3 and ours == "fixed.A" else value
     for name in [name for name in rest if name.startswith(f"base_model.{row.kind.lower()}_")]:
         del rest[name]  # read by `share`
-    missing = row.shared.keys() - found.keys()
+    missing = row.shared.keys() - tensors.keys()
     if not updates or (row.share is None and not missing):
-        return found
+        return tensors
     if row.share is None:
         translation.problems.append(f"{' and '.join(row.shared.values())} are not in the files")
-        return found
+        return tensors
     order = {module: number for number, module in enumerate(translation.anatomy.model.modules())}
     if computed := {
         name: value
@@ -920,10 +920,10 @@ def _shared_tensors(
             f"fixed numbers of {row.method.name} that are not in the files were computed by torch "
             f"{torch.__version__} and numpy {np.__version__}, as peft does"
         )
-    found |= computed
+    tensors |= computed
     if row.kind == "PVERA":
-        found["fixed.A"] = found["fixed.A"][: files.config["r"]]
-    return found
+        tensors["fixed.A"] = tensors["fixed.A"][: files.config["r"]]
+    return tensors
 
 
 def _kernel_problem(kind: Kind, site: Site, host: nn.Module) -> str:

@@ -80,9 +80,9 @@ class Update:
             BIAS: (d_out,),
         }
         return [
-            f"{self.file_path}: {what} is {tuple(tensor.shape)}, here it must be {shapes[what]}"
-            for what, tensor in sorted(self.tensors.items())
-            if tuple(tensor.shape) != shapes[what]
+            f"{self.file_path}: {name} is {tuple(tensor.shape)}, here it must be {shapes[name]}"
+            for name, tensor in sorted(self.tensors.items())
+            if tuple(tensor.shape) != shapes[name]
         ]
 
 
@@ -98,8 +98,8 @@ def read_updates(
         else:
             rest[name] = tensor
     experts = _of_stored_modules(files.config, by_path, finder, translation)
-    found = (_update(files.config, p, t, finder, translation) for p, t in by_path.items())
-    return [*experts, *(update for update in found if update is not None)], rest
+    updates = (_update(files.config, p, t, finder, translation) for p, t in by_path.items())
+    return [*experts, *(update for update in updates if update is not None)], rest
 
 
 def _of_stored_modules(

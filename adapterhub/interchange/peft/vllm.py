@@ -71,8 +71,8 @@ def try_vllm(
         tensors |= low_rank_tensors(source, updates, held=False)
         options = pattern_options(updates, rooted=False)
         options |= {"rank_pattern": None, "alpha_pattern": None}  # empty by now
-        told = stacks_experts(type(source.anatomy.model).__name__)
-        modules = [] if told or (told is None and stacked) else _modules(source, factors)
+        stacks = stacks_experts(type(source.anatomy.model).__name__)
+        modules = [] if stacks or (stacks is None and stacked) else _modules(source, factors)
         if modules:
             tensors |= _by_module(modules, factors)
             leaves = {name.rpartition(".")[2] for name, _ in modules}

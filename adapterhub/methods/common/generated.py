@@ -66,17 +66,17 @@ def places(name: str, seed: int, count: int, size: int) -> Tensor:
     places, those that are left out are drawn.
     """
     drawn = min(count, size - count)
-    found = np.empty(0, dtype=np.uint64)
-    asked = drawn
-    while len(found) < drawn:
-        asked *= 2
-        every = whole_numbers(name, seed, asked) % np.uint64(size)
+    numbers = np.empty(0, dtype=np.uint64)
+    size_drawn = drawn
+    while len(numbers) < drawn:
+        size_drawn *= 2
+        every = whole_numbers(name, seed, size_drawn) % np.uint64(size)
         _, first = np.unique(every, return_index=True)
-        found = every[np.sort(first)[:drawn]]
-    found = np.sort(found).astype(np.int64)
+        numbers = every[np.sort(first)[:drawn]]
+    numbers = np.sort(numbers).astype(np.int64)
     if drawn < count:
-        found = np.setdiff1d(np.arange(size, dtype=np.int64), found, assume_unique=True)
-    return torch.from_numpy(found)
+        numbers = np.setdiff1d(np.arange(size, dtype=np.int64), numbers, assume_unique=True)
+    return torch.from_numpy(numbers)
 
 
 def shares(name: str, seed: int, count: int, size: int) -> Tensor:

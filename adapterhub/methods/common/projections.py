@@ -112,7 +112,7 @@ def _instead(
     anatomy: Anatomy, default: Sequence[str], layers: Layers, kinds: Sequence[Kind]
 ) -> list[str]:
     """List the ids of the sites that replace default ones in layers without them."""
-    found: list[str] = []
+    names: list[str] = []
     empty: list[list[Site]] = []
     by_layer = _by_layer(anatomy, layers)
     for sites in by_layer.values():
@@ -122,14 +122,14 @@ def _instead(
             if role not in roles:
                 kind: Kind = "linear" if "." in role else "sublayer"
                 own += _first(_INSTEAD.get(role, ()), sites, {kind}.intersection(kinds))
-        found += own
+        names += own
         empty += [] if own or roles & {*default} else [sites]
     if {"attn.q", "attn.k"} & {*default}:
-        found += [name for sites in empty for name in _first(_MIXERS, sites, {"linear"})]
-        some = len(empty) < len(by_layer) or bool(found)
+        names += [name for sites in empty for name in _first(_MIXERS, sites, {"linear"})]
+        some = len(empty) < len(by_layer) or bool(names)
         if some or not _has_attention(anatomy):  # layers with networks only
-            found += [name for s in empty for name in _of_networks(s, found)]
-    return found
+            names += [name for s in empty for name in _of_networks(s, names)]
+    return names
 
 
 def _has_attention(anatomy: Anatomy) -> bool:
@@ -138,9 +138,9 @@ def _has_attention(anatomy: Anatomy) -> bool:
     return any("att" in path for layer in layers for path, _ in own_modules(layer))
 
 
-def _of_networks(sites: Sequence[Site], found: Collection[str]) -> list[str]:
+def _of_networks(sites: Sequence[Site], names: Collection[str]) -> list[str]:
     """Return the ids of a layer's networks, if none of its sites was found."""
-    if {site.id for site in sites}.intersection(found):
+    if {site.id for site in sites}.intersection(names):
         return []
     networks = [site for site in sites if site.role != ROUTER]
     return _first(("ffn.*", "moe.*"), networks, {"linear"})
@@ -155,15 +155,15 @@ def _first(patterns: Iterable[str], sites: Sequence[Site], kinds: Collection[str
 
 def _by_layer(anatomy: Anatomy, layers: Layers) -> dict[tuple[str, int], list[Site]]:
     """Map the selected layers to their sites."""
-    found: dict[tuple[str, int], list[Site]] = {
+    by_layer: dict[tuple[str, int], list[Site]] = {
         (stack, number): []
         for stack in anatomy.stacks
         for number in layer_numbers(layers, anatomy.depth(stack))
     }
     for site in anatomy.sites.values():
-        if site.layer is not None and (site.stack, site.layer) in found:
-            found[site.stack, site.layer].append(site)
-    return found
+        if site.layer is not None and (site.stack, site.layer) in by_layer:
+            by_layer[site.stack, site.layer].append(site)
+    return by_layer
 
 
 def _refuse_partial(
@@ -197,10 +197,10 @@ def _refuse_partial(
         f"{common}sites=[{', '.join(map(repr, roles))}]",
         hint="attach(..., partial=True), or partial=true in a recipe, which names the sites found",
     )
-    found = sites_option(anatomy, sites)
+    matched = sites_option(anatomy, sites)
     # With the names of the defaults, they would be refused again.
     by_stack = sorted({f"{site.stack}.{site.role}" for site in sites})
-    error.found = tuple(by_stack if set(found) == set(method.sites) else found)
+    error.found = tuple(by_stack if set(matched) == set(method.sites) else matched)
     raise error
 
 
@@ -233,15 +233,15 @@ def of_texts(method: Any, anatomy: Anatomy, sites: Sequence[Site]) -> tuple[Site
     """
     default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     reading = {name for name in anatomy.stacks if _reads_text(anatomy, name)}
-    found = tuple(site for site in sites if site.reads in reading)
-    if not found or (len(found) < len(sites) and method.sites != default):
+    own = tuple(site for site in sites if site.reads in reading)
+    if not own or (len(own) < len(sites) and method.sites != default):
         raise SiteError(
             f"{method.name} changes some tokens of a text, and these stacks do not read text",
             offenders=sorted({site.reads for site in sites} - reading),
             expected="stacks that are called with tokens and an attention_mask",
             hint="sites of a decoder, or a method that changes all tokens, such as lora",
         )
-    return found
+    return own
 
 
 def _reads_text(anatomy: Anatomy, stack: str) -> bool:
