@@ -614,7 +614,7 @@ def _refuse_other_widths(variants: Iterable[Mapping[str, nn.Module]]) -> None:
         if wide := [name for name, module in modules.items() if isinstance(module, BothSigns)]:
             raise AttachError(
                 f"the head of {wide[0]!r} has layers of its own in front of a ReLU of the model, "
-                "and is not applied row by row",
+                "and cannot be applied row by row",
                 hint=f"activate(model, {wide[0]!r}), in batches of its own",
             )
 

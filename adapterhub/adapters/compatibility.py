@@ -263,8 +263,8 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
     names = sorted({each.method.name for each in placed})
     can_store = hasattr(placed[0].method, "stored")
     raise MismatchError(
-        f"the adapter {manifest.name!r} has the components of weights in another precision, which "
-        "are not in its file",
+        f"the adapter {manifest.name!r} was trained on components of weights in another precision, "
+        "and its file does not contain them",
         offenders=[f"this model: {precisions[0]}", *names],
         expected=f"a backbone in {precisions[1]}, as in training",
         hint=f"load_backbone({manifest.backbone.location!r}, {', '.join(options)})"

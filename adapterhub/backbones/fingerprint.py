@@ -268,7 +268,7 @@ class LoadedBackbone:
 
     @cached_property
     def _states(self) -> Any:
-        """States that reveal changes of the values; None if unknown."""
+        """States that change with the values; None for a backbone too large to check."""
         return tensor_states(self.named) if self.is_small else None
 
     @property

@@ -133,7 +133,7 @@ def check_fetched(folder: Path) -> None:
 
 
 def holds_diffusers(folder: Path) -> bool:
-    """Return whether a folder has a pipeline of diffusers, or one of its models."""
+    """Return whether a folder contains a diffusers pipeline, or a model of one."""
     if (folder / PIPELINE_INDEX).is_file():
         return True
     try:

@@ -409,7 +409,7 @@ def set_entry(scope: ModelScope, entry: ContextEntry | None) -> None:
 
 @contextmanager
 def applying(scope: ModelScope, entry: ContextEntry) -> Iterator[None]:
-    """Apply modules to a model inside, in this context and in compiled models of this thread."""
+    """Apply modules to a model in a block: in its context, and in models compiled on its thread."""
     before, applied = current_entry(scope), (scope, entry)
     try:
         set_entry(scope, entry)

@@ -79,7 +79,7 @@ class Mark:
 class Slot(nn.Module):
     """The child of a host: the modules of all adapters there, and the active ones.
 
-    `active` applies where the context has no entry for the model, `scope`.
+    `active` applies if the context has no entry for the model (`scope`).
     """
 
     def __init__(self) -> None:

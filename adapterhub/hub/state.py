@@ -352,7 +352,7 @@ def require_schema(place: HubPlace) -> None:
             hint="install that release, or restore the backup that its upgrade made",
         )
     raise ConfigError(
-        f"the hub in {place} is of an older adapterhub",
+        f"the hub in {place} was made by an older adapterhub",
         hint=f"adapterhub hub upgrade {place}, "
         + ("which makes a backup first" if isinstance(place, Path) else "after a backup of it"),
     )

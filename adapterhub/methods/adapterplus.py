@@ -77,7 +77,7 @@ class AdapterPlus(SequentialMethod):
 
     @classmethod
     def example(cls) -> AdapterPlus:
-        """Return the method where the residual stream need not be known."""
+        """Return a configuration that does not read the residual stream."""
         return cls(source="output")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:

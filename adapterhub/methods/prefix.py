@@ -262,14 +262,14 @@ class Prefix(Method):
         """Return keys and values as a module.
 
         Raises:
-            SiteError: some tokens are frozen, and keys and values have two sizes.
+            SiteError: some tokens are frozen, and keys and values differ in size.
         """
         if not self.frozen:
             return _plain(*pair, positions)
         if pair[0].shape != pair[1].shape:
             raise SiteError(
-                f"frozen={self.frozen}: keys and values at {site.id} have two sizes",
-                expected="attentions where they have one",
+                f"frozen={self.frozen}: keys and values at {site.id} differ in size",
+                expected="attention modules where they have the same size",
                 hint="frozen=0",
             )
         return PartlyFrozenKeyValues(torch.stack(pair), self.frozen, positions)

@@ -255,7 +255,7 @@ class Registry(Store):
 
         Raises:
             ConfigError: the tag is invalid.
-            RegistryError: the version was deleted meanwhile.
+            RegistryError: the version was deleted in the meantime.
         """
         check_tags((tag,))
         with self._writing(entry) as path:
@@ -618,7 +618,8 @@ class Registry(Store):
             except ConflictError:
                 time.sleep(random.uniform(0, min(0.02 * 2**number, 1.0)))
         raise RegistryError(
-            f"{self.location}/{file} changes all the time", hint="try again when others are done"
+            f"{self.location}/{file} keeps changing",
+            hint="try again when the other writers are done",
         )
 
     @contextmanager

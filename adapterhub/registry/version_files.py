@@ -444,7 +444,7 @@ _MOST_TEXT, _MOST_ITEMS = 4_000, 1_000
 
 
 def root_bytes(backbones: Iterable[str]) -> bytes:
-    """Return the contents of the index in the root: the folders of the backbones."""
+    """Return the content of the root index, which lists the folders of the backbones."""
     return f"{json.dumps({'backbones': sorted(backbones), 'index': _FORMAT})}\n".encode()
 
 
@@ -492,12 +492,12 @@ def _contents(adapters: Mapping[str, Any], source: str, backbone: str) -> dict[s
     numbers = cache(version_number)  # nearly all are v1
     for name, rows in adapters.items():
         if not is_name(name) or not isinstance(rows, dict):
-            raise _error(source, "it has a name that no adapter has")
+            raise _error(source, "it contains an invalid adapter name")
         contents = by_name[name] = Contents([], {})
         for version in sorted(rows, key=lambda version: numbers(version) or 0):
             row = rows[version]
             if not (version[:1] == "v" and numbers(version)) or not isinstance(row, dict):
-                raise _error(source, "it has a version that is none")
+                raise _error(source, "it contains an invalid version")
             if row.get(_BROKEN):
                 contents.broken[version] = FileError("it could not be read when it was indexed")
                 continue
@@ -548,7 +548,7 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
-        raise _error(source, "it is not JSON, but perhaps the page of a login") from None
+        raise _error(source, "it is not JSON; it may be a login page") from None
     if not isinstance(tree, dict) or tree.get("index") != _FORMAT:
         raise _error(source, f'it lacks "index": {_FORMAT}')
     return tree

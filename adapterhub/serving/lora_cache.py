@@ -97,7 +97,8 @@ class ConvertedAdapters:
         fetched = pull_verified(reference, registry=self.registry)
         if fetched.digest is None:
             raise MismatchError(
-                f"{name} is another library's adapter, whose backbone is not known by its weights",
+                f"{name} is another library's adapter, whose backbone cannot be verified by its "
+                "weights",
                 hint=f"adapterhub import {name}, and publish the result",
             )
         if earlier is not None and earlier.digest != fetched.digest:

@@ -171,7 +171,7 @@ class WebCall:
             with anyio.fail_after(seconds):
                 return b"".join([piece async for piece in self.pieces(most)])
         except TimeoutError:
-            raise SlowError("the body does not come in time") from None
+            raise SlowError("the body did not arrive in time") from None
 
     async def pieces(self, most: int | None = None) -> AsyncIterator[bytes]:
         """Yield the body in pieces of a quarter of a mebibyte.
@@ -232,7 +232,7 @@ async def _piece(stream: AsyncIterator[bytes], size: int) -> bytes:
                 if len(held) >= size:
                     break
     except TimeoutError:
-        raise SlowError("the body does not come in time") from None
+        raise SlowError("the body did not arrive in time") from None
     return bytes(held)
 
 

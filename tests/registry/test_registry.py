@@ -168,6 +168,6 @@ def test_a_writer_gives_up_when_others_always_are_first(store, bucket, monkeypat
         bucket.write("b/n/names.json", b'{"highest":%d,"tags":{},"yanked":{}}' % highest)
         return Names({"best": "v1"}, {}, highest)
 
-    with pytest.raises(RegistryError, match=r"b/n/names\.json changes all the time"):
+    with pytest.raises(RegistryError, match=r"b/n/names\.json keeps changing"):
         store._change("b/n", update)
     assert [names.highest for names in writes] == [0, 1, 2]

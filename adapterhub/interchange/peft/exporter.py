@@ -278,7 +278,7 @@ def _task_head(source: ExportSource, saved: Sequence[str]) -> CheckpointPart:
 
 
 def _head_modules(source: ExportSource) -> dict[str, nn.Module]:
-    """Return the adapter's head, and modules that peft treats as one and requires in its files."""
+    """Return the modules of the head, and those that peft saves as if they were a head."""
     names = _PEFT_HEADS.get(source.task_type or "", ())
     return {p: m for p, m in source.modules.items() if p.endswith(names)} | dict(source.head)
 

@@ -159,7 +159,7 @@ def prefix_problems(anatomy: Anatomy) -> list[str]:
     if not prefix_sites(anatomy):
         return [*problems, f"prefixes cannot enter the attention of {anatomy.backbone.model_type}"]
     if any(site.d_values is not None for site in prefix_sites(anatomy)):
-        problems.append(f"keys and values of {config.model_type} have two sizes, peft's have one")
+        problems.append(f"keys and values of {config.model_type} differ in size, and peft's do not")
     widths = {site.d_out for site in prefix_sites(anatomy)}
     if not hasattr(config, "num_key_value_heads") and widths != {config.hidden_size}:
         problems.append(

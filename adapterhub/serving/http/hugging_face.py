@@ -134,7 +134,7 @@ def _candidates(options: Mapping[str, Any]) -> list[str]:
         labels = [each.strip() for each in labels.split(",")]
     if not labels or not isinstance(labels, list) or not all(isinstance(n, str) for n in labels):
         raise RequestError(
-            "no labels", parameter="candidate_labels", expected="a list of one text or more"
+            "no labels", parameter="candidate_labels", expected="a list of at least one text"
         )
     return labels
 
@@ -306,7 +306,7 @@ async def _similarities(call: Call, facts: AdapterFacts, request: InferenceReque
     texts = [source, *(others if isinstance(others, list) else [])]
     if not isinstance(others, list) or not others or not all(isinstance(t, str) for t in texts):
         raise RequestError(
-            "no sentences", parameter="sentences", expected="a list of one text or more"
+            "no sentences", parameter="sentences", expected="a list of at least one text"
         )
     predicted = await call.predict(facts.model, [(source, each) for each in others])
     return [float(each["similarity"]) for each in predicted.answers]
