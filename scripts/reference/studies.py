@@ -32,10 +32,16 @@ _TITLES = {
     "recent": "Recent methods beside the peers",
     "recent-eva": "LoRA that starts from the data",
 }
-_UNDECIDED = re.compile(r"No trained method was shown to be|It was not shown to be better than")
+_CONSTANT = "(?:majority class|mean|most frequent labels)"
+_UNDECIDED = re.compile(
+    "No trained method was shown to be better"
+    f"|It was not shown to be better than {_CONSTANT}"
+    f"|Cannot tell yet whether (?:bag of words|{_CONSTANT}) is enough"
+)
+_LIKE_WORDS = "It was not shown to be better than bag of words"
 _NOTHING_LEARNED = """\
-**Undecided.** On these tasks no method was shown to beat the baseline with these steps and rows, so
-the scores do not compare methods:"""
+**Undecided.** On these tasks no method was shown to beat the baselines with these steps and rows,
+so the scores do not compare methods:"""
 _CLAIMS_INTRO = """\
 # Textbook claims
 
@@ -131,7 +137,8 @@ def _study(name: str) -> str:
 def _decided_first(tables: str) -> str:
     """Name the metric of each column of the overview, and move undecided tasks to a second table.
 
-    A task is undecided if its section of the report states that training was not shown to help.
+    A task is undecided if its section of the report states that training was not shown to help, or
+    that a baseline may be enough.
     """
     head, *sections = re.split(r"^## ", tables, flags=re.MULTILINE)
     if not sections or not sections[0].startswith("All tasks\n"):
@@ -148,6 +155,11 @@ def _decided_first(tables: str) -> str:
     undecided = [n for n, name in enumerate(names) if _UNDECIDED.search(tasks.get(name, ""))]
     decided = [n for n in range(1, len(names)) if n not in undecided]
     parts = [_columns(rows, decided)] if decided else []
+    if like := [names[n] for n in decided if _LIKE_WORDS in tasks.get(names[n], "")]:
+        parts += [
+            f"On {' and '.join(like)}, the recommended method was not shown to be better than the "
+            "bag of words, a linear model of words and word pairs (TF-IDF)."
+        ]
     if undecided:
         parts += [_NOTHING_LEARNED, _columns(rows, undecided)]
     overview = "All tasks\n\n" + "\n\n".join(parts) + "\n\n"
