@@ -280,9 +280,13 @@ OTHER_WORDS = {
     ),
     **dict.fromkeys(("reward", "rm-train", "reward-model"), "adapterhub train DATA --task reward"),
     **dict.fromkeys(
-        ("grpo", "ppo", "rlhf", "rloo", "online-dpo"),
-        "reinforcement learning is not supported; adapterhub train DATA --task preference learns "
-        "from pairs of answers",
+        ("grpo", "rlvr", "dapo"),
+        "adapterhub train DATA --task grpo --reward exact; docs/guides/grpo.md has the rewards",
+    ),
+    **dict.fromkeys(
+        ("ppo", "rlhf", "rloo", "online-dpo"),
+        "adapterhub train DATA --task grpo learns from rewards, --task preference from pairs of "
+        "answers",
     ),
     **dict.fromkeys(
         ("distillation", "distill", "kd", "gkd"),

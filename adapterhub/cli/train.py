@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -29,7 +30,13 @@ from adapterhub.cli._format import (
 from adapterhub.cli._options import quiet_option
 from adapterhub.config.options import help_in_words, options_of
 from adapterhub.config.user_folders import is_file, is_there
-from adapterhub.config.yaml import call_text, load_yaml, merge_options, parse_overrides
+from adapterhub.config.yaml import (
+    call_text,
+    load_yaml,
+    merge_options,
+    parse_calls,
+    parse_overrides,
+)
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import is_data_name
 from adapterhub.errors import AdapterhubError, ConfigError, TrainingError, one_line
@@ -258,6 +265,12 @@ def _print_schema(context: click.Context, option: click.Parameter, value: bool) 
 @click.argument("words", nargs=-1, metavar="[DATA | RECIPE.yaml] [KEY=VALUE]...")
 @recipe_flags
 @click.option(
+    "--reward",
+    multiple=True,
+    metavar="RULE",
+    help="Of grpo: exact, regex:PATTERN, tests or FILE.py:FUNCTION.",
+)
+@click.option(
     "--sweep",
     multiple=True,
     metavar="KEY=V,V",
@@ -271,7 +284,7 @@ def _print_schema(context: click.Context, option: click.Parameter, value: bool) 
     "--show",
     type=click.IntRange(1),
     metavar="N",
-    help="Print the first N rows as the model gets them, then stop.",
+    help="Print N rows as the model gets them, then stop.",
 )
 @quiet_option
 @click.option("--open", "open_report", is_flag=True, help="Open the report in the browser.")
@@ -285,6 +298,7 @@ def _print_schema(context: click.Context, option: click.Parameter, value: bool) 
 )
 def command(
     words: tuple[str, ...],
+    reward: tuple[str, ...],
     sweep: tuple[str, ...],
     resume: bool,
     dry_run: bool,
@@ -302,6 +316,8 @@ def command(
     if show:
         flags["output"] = flags["output"] or "."  # required by a recipe; nothing is written
     file, overrides = recipe_words(words, flags)
+    if reward:
+        flags["task"] = _rewarded(flags["task"], file, reward)
     if not flags["output"]:
         flags["output"] = new_output(file, overrides, flags["train"], resume=resume)
     if resume and file is None:
@@ -321,6 +337,14 @@ def command(
         print_rows(recipe, show)
         return
     _train(recipe, resume=resume, dry_run=dry_run, quiet=quiet, open_report=open_report)
+
+
+def _rewarded(spec: str | None, file: str | None, rewards: Sequence[str]) -> str:
+    """Return the spec of a task with these rewards: of the flag, the recipe, or grpo."""
+    given = spec or (load_yaml(file).get("task") if file else None) or "grpo"
+    parsed = parse_calls(given, "task", "grpo") if isinstance(given, str) else given
+    named = parsed if isinstance(parsed, Mapping) else dict(parsed)
+    return json.dumps({name: {**(own or {}), "reward": [*rewards]} for name, own in named.items()})
 
 
 def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_report: bool) -> None:
@@ -470,7 +494,7 @@ def _print_outcome(outcome: Any) -> None:
     for number, line in enumerate(outcome.word_lines):
         say(f"{'' if number else 'words':12} {line}")
     for number, line in enumerate(outcome.retained.lines if outcome.retained else ()):
-        say(f"{'' if number else 'retained':12} {line}")
+        say(f"{'' if number else outcome.retained.title:12} {line}")
     print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")

@@ -85,6 +85,11 @@ RESPONSES = (("completion",), ("response", "output", "answer", "reply", "generat
              ("messages", "conversations", "conversation", "chat"))  # fmt: skip
 LIKED = (("label",), ("liked", "desirable", "ktotag", "thumbsup", "upvoted", "feedback", "rating",
                       "score"))  # fmt: skip
+# What a reward compares a generated text with, or runs with it.
+SOLUTIONS = (("answer",), ("label", "solution", "target", "groundtruth", "finalanswer", "response",
+                           "completion", "output", "reference", "gold"))  # fmt: skip
+UNIT_TESTS = (("tests",), ("test", "testlist", "unittests", "unittest", "testcases", "assertions",
+                           "asserts", "label"))  # fmt: skip
 # Prompts of comparisons: texts, or the beginnings of chats.
 ASKINGS = (
     ("prompt",),

@@ -45,6 +45,7 @@ WANTS: Mapping[str, Wants] = {
     "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
     "pairs": {"text": "anchor", "pair": "positive"},
     "comparisons": {"text": "prompts", "label": "preferred", "pair": "rejected"},
+    "answered prompts": {"text": "prompts", "label": "solution"},
     "rated responses": {"text": "prompts", "label": "response", "pair": "liked"},
     "scored pairs": {"text": "anchor", "pair": "positive", "label": "number"},
 }
@@ -72,6 +73,8 @@ _BY_NAME = frozenset(
         "positive",
         "response",
         "liked",
+        "solution",
+        "tests",
     }
 )
 
@@ -134,6 +137,9 @@ _KINDS = {
                       _never, "the response"),
     "liked": _Kind(names.LIKED, lambda p: p.is_switch, lambda p: p.is_switch,
                    "the mark that is true for a good response"),
+    "solution": _Kind(names.SOLUTIONS, lambda p: bool(p.texts), _never, "the answer"),
+    "tests": _Kind(names.UNIT_TESTS, lambda p: p.is_string or p.is_list, _never,
+                   "the Python code that tests an answer"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 

@@ -306,6 +306,11 @@ class RetainedScore(WordsComparison):
     """
 
     @property
+    def title(self) -> str:
+        """The word in front of the lines: rewards are of the rows that the adapter is for."""
+        return "off and on" if self.score == "reward" else "retained"
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """The message in two lines: the score of the backbone, and what the adapter changes."""
         first = f"{self.score} {self.value:.4f} without the adapter, on {counted(self.rows, 'row')}"
@@ -490,7 +495,7 @@ def _notes(run: RunFiles) -> list[str]:
     The score on rows of other data, if the run has one, comes first.
     """
     retained = recorded_retained(run.folder)
-    before = [f"retained: {'; '.join(retained.lines)}"] if retained else []
+    before = [f"{retained.title}: {'; '.join(retained.lines)}"] if retained else []
     error = run.errors.get(run.main_metric)
     if error is None:
         return before

@@ -494,6 +494,7 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
         RowScore("f1", _TEXT_SCORE, _mean),
         RowScore("exact_match", _TEXT_SCORE, _mean),
         RowScore("bleu", _bleu_columns, _bleu, high=100.0),
+        RowScore("reward", _TEXT_SCORE, _mean, low=-np.inf, high=np.inf),
         RowScore("wer", _word_error_columns, _mean, high=np.inf),
         *(
             RowScore(name, partial(_rouge_columns, name), _mean)

@@ -369,11 +369,15 @@ def _tested(
 
 
 def _retained(prepared: PreparedRun) -> RetainedScore | None:
-    """Score the best tensors on the rows of `data.retain`, with the adapter off and on."""
+    """Score the best tensors on the rows of `data.retain`, with the adapter off and on.
+
+    Without such rows, tasks that generate while they train are scored on the evaluation rows.
+    """
     data, model, size = prepared.data, prepared.model, prepared.options.eval_batch_size
-    if not data.retain:
+    examples = data.retain or (data.evaluation if data.task.on_policy else ())
+    if not examples:
         return None
-    rows = data.task.encode(data.retain, prepared.rows.evaluation.setting, labelled=True)
+    rows = data.task.encode(examples, prepared.rows.evaluation.setting, labelled=True)
     with torch.no_grad():
         rows = with_evaluation_reference(model, rows, size)
         with _divided(prepared):
@@ -381,7 +385,8 @@ def _retained(prepared: PreparedRun) -> RetainedScore | None:
     if off is None or on is None:
         return None
     # The loss shows what is forgotten long before generated answers do.
-    return RetainedScore.between(off, on, "loss" if "loss" in row_scores(off.kind) else "")
+    own = data.task.main_metric if data.task.on_policy else ""
+    return RetainedScore.between(off, on, "loss" if "loss" in row_scores(off.kind) else own)
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:

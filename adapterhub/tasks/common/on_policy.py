@@ -54,6 +54,7 @@ def sample_completions(
     *,
     copies: int = 1,
     temperature: float = 1.0,
+    top_p: float = 1.0,
     batch_size: int = 64,
 ) -> list[Completion]:
     """Sample continuations of prompts from a decoder that is being trained.
@@ -64,6 +65,7 @@ def sample_completions(
         seed: numbers that determine the draws, such as the seed of a run and the step.
         copies: the continuations of each prompt, which follow each other in the result.
         temperature: divides the logits.
+        top_p: samples from the most probable tokens whose total probability reaches this value.
         batch_size: the most rows that are generated at a time.
 
     Raises:
@@ -84,7 +86,8 @@ def sample_completions(
     device = model.device
     number = int(np.random.SeedSequence([*seed]).generate_state(1)[0])
     devices = [device] if device.type == "cuda" else []
-    sampling = Writing(temperature=temperature).sampling()
+    # The checkpoint may set a penalty, under which the texts are not the model's own.
+    sampling = Writing(temperature=temperature, top_p=top_p).sampling(repetition_penalty=1.0)
     with torch.random.fork_rng(devices=devices), evaluation_mode(model), showing(Display()):
         torch.manual_seed(number)
         with sampling:
