@@ -372,6 +372,7 @@ PREDICTIONS = {
     "embedding": Embedded(np.array([[0.6, -0.8]])),
     "reranking": Number(0.981),
     "preference": Generated("7"),
+    "grpo": Generated("4"),
     "reward": Number(1.204),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),

@@ -192,6 +192,10 @@ CASES = {
     "preference": Case(
         "llama", "preference(new_tokens=4)", compared, ("the film was bad",), "generated", 0.9,
     ),
+    "grpo": Case(
+        "llama", "grpo(reward='regex:good', group=4, new_tokens=4)", pairs, ("the film was bad",),
+        "generated", 0.9, epochs=8,
+    ),
     "reward": Case(
         "bert", "reward", rated, ("the movie", "--pair", "the film was good"), "value", 0.9,
     ),

@@ -60,6 +60,8 @@ ROWS = [
     ("reranking", {"text": "a", "pair": "b", "label": 1}, "pair"),
     ("preference", {"prompt": "a", "chosen": "b", "rejected": "c"}, "prompt"),
     ("preference", {"prompt": "a", "chosen": "b", "rejected": "c"}, "rejected"),
+    ("grpo", {"prompt": "a", "answer": "b"}, "prompt"),
+    ("grpo", {"prompt": "a", "answer": "b"}, "answer"),
     ("reward", {"prompt": "a", "chosen": "b", "rejected": "c"}, "prompt"),
     ("reward", {"prompt": "a", "chosen": "b", "rejected": "c"}, "rejected"),
     ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",

@@ -2,12 +2,14 @@
 
     r = p(token) / p_old(token)          p: the model; p_old: the model that generated the texts
     A = (R - mean(R)) / (std(R) + 1e-4)  over the rewards R of the texts for one prompt
-    L = -min(r A, clip(r, 1 - e, 1 + e') A) + beta (q/p - log(q/p) - 1)
+    L = -min(r A, clip(r, 1 - e, 1 + e') A) + beta r (q/p - log(q/p) - 1)
 
 for each token of a text; q is the probability under the model with the adapter off, and the last
 term estimates the divergence KL(p || q) without bias (Schulman 2020,
 http://joschu.net/blog/kl-approx.html). Shao et al. 2024, equations 3 and 4,
-https://arxiv.org/abs/2402.03300. The losses differ in their mean over tokens:
+https://arxiv.org/abs/2402.03300, without the factor r of the divergence (`kl_ratio=false`), which
+makes the gradient unbiased, too (DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556). The losses
+differ in their mean over tokens:
 
     grpo      over the tokens of each text, then over texts
     bnpo      over the tokens of all texts of a batch
@@ -44,6 +46,7 @@ class PolicyOptions:
 
     loss_type: LossType = option("dapo", "the mean over tokens")
     beta: float = option(0.0, "how much the divergence from the model with the adapter off costs")
+    kl_ratio: bool = option(True, "multiply the divergence by the ratio of probabilities")
     epsilon: float = option(0.2, "how far the ratio of probabilities may fall below 1")
     epsilon_high: float | None = option(
         None, "how far the ratio may rise above 1 (null: by epsilon)"
@@ -155,7 +158,7 @@ def policy_loss(sampled: Sampled, options: PolicyOptions, longest: int) -> Polic
     if options.beta and sampled.reference is not None:
         distance = sampled.reference - policy
         divergences = distance.exp() - distance - 1
-        losses = losses + options.beta * divergences
+        losses = losses + options.beta * divergences * (ratio if options.kl_ratio else 1)
         divergence = _mean(divergences.detach(), mask)
     with torch.no_grad():
         below = (ratio < 1 - options.epsilon) & (advantages < 0)

@@ -49,7 +49,8 @@ from adapterhub.tasks.common.metrics import normal_answer
 
 RULES = ("exact", "regex:PATTERN", "tests", "FILE.py:FUNCTION", "MODULE:FUNCTION")
 SECONDS, MEMORY, FILE_BYTES = 5, 1 << 30, 1 << 20  # limits of a run of tests
-_REGEX, _REGEX_SECONDS = "regex:", 2.0
+REGEX_SECONDS = 2.0  # for one text
+_REGEX = "regex:"
 _NUMBER = regex.compile(r"-?(?:\d[\d,]*)?\.?\d+")
 _CODE = regex.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", regex.DOTALL)
 _MOST_DIGITS = 1000  # of a number that is compared as one
@@ -178,7 +179,7 @@ def _number(text: str) -> Decimal | None:
 
 def _found(pattern: Any, text: str) -> float | None:
     try:
-        return float(pattern.search(text, timeout=_REGEX_SECONDS) is not None)
+        return float(pattern.search(text, timeout=REGEX_SECONDS) is not None)
     except TimeoutError:
         return None
 
