@@ -365,7 +365,7 @@ def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_rep
             say(note, err=True)
         _print_plan(prepared)
     elif is_main():
-        _print_outcome(outcome)
+        _print_outcome(outcome, recipe.data.retain)
         _print_next(Path(recipe.output), data, bool(outcome.page))
         if open_report and outcome.page:
             open_page(outcome.page)
@@ -468,7 +468,9 @@ def _print_tasks(tasks: Sequence[Any]) -> None:
     print_table(ShownTable(columns, rows, title="Tasks"))
 
 
-def _print_outcome(outcome: Any) -> None:
+def _print_outcome(outcome: Any, retain: str | None) -> None:
+    from adapterhub.pages.page import retained_title
+
     result = outcome.result
     speed = f"{result.examples_per_second:,.0f} examples/s"
     if result.tokens_per_second:
@@ -494,7 +496,7 @@ def _print_outcome(outcome: Any) -> None:
     for number, line in enumerate(outcome.word_lines):
         say(f"{'' if number else 'words':12} {line}")
     for number, line in enumerate(outcome.retained.lines if outcome.retained else ()):
-        say(f"{'' if number else outcome.retained.title:12} {line}")
+        say(f"{'' if number else retained_title(retain):12} {line}")
     print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")

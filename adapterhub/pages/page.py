@@ -306,11 +306,6 @@ class RetainedScore(WordsComparison):
     """
 
     @property
-    def title(self) -> str:
-        """The word in front of the lines: rewards are of the rows that the adapter is for."""
-        return "off and on" if self.score == "reward" else "retained"
-
-    @property
     def lines(self) -> tuple[str, ...]:
         """The message in two lines: the score of the backbone, and what the adapter changes."""
         first = f"{self.score} {self.value:.4f} without the adapter, on {counted(self.rows, 'row')}"
@@ -330,6 +325,11 @@ def recorded_retained(folder: Path) -> RetainedScore | None:
     """Read a run's score on the rows to retain; None if it is missing or has another form."""
     recorded = _recorded(folder / RETAINED)
     return None if recorded is None or recorded.skipped else RetainedScore(**vars(recorded))
+
+
+def retained_title(rows: object) -> str:
+    """Return the words before a `RetainedScore`: of rows to retain, or of the run's own rows."""
+    return "retained" if rows else "off and on"
 
 
 def _recorded(path: Path) -> WordsComparison | None:
@@ -495,7 +495,8 @@ def _notes(run: RunFiles) -> list[str]:
     The score on rows of other data, if the run has one, comes first.
     """
     retained = recorded_retained(run.folder)
-    before = [f"{retained.title}: {'; '.join(retained.lines)}"] if retained else []
+    title = retained_title(submapping(run.recipe, "data").get("retain"))
+    before = [f"{title}: {'; '.join(retained.lines)}"] if retained else []
     error = run.errors.get(run.main_metric)
     if error is None:
         return before

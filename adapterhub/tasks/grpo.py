@@ -69,8 +69,8 @@ from adapterhub.tasks.common.policy_losses import (
 )
 from adapterhub.tasks.common.rewards import (
     RULES,
-    Reward,
-    Texts,
+    RewardedTexts,
+    RewardRule,
     check_rewards,
     reward_of,
     total_rewards,
@@ -191,7 +191,7 @@ class GRPO(PolicyOptions, Generation, Task):
         return (self.reward,) if isinstance(self.reward, str) else self.reward
 
     @cached_property
-    def rewards(self) -> tuple[Reward, ...]:
+    def rewards(self) -> tuple[RewardRule, ...]:
         """The rewards."""
         return tuple(map(reward_of, self.specs))
 
@@ -387,7 +387,7 @@ class GRPO(PolicyOptions, Generation, Task):
             for e in examples
         ]
         weights = self.weights or (1.0,) * len(self.rewards)
-        scored = Texts(texts, prompts, [e.label for e in examples], columns)
+        scored = RewardedTexts(texts, prompts, [e.label for e in examples], columns)
         return total_rewards(self.rewards, weights, scored)
 
     def _batch(

@@ -25,7 +25,7 @@ from adapterhub.tasks.common.policy_losses import (
     advantages_of,
     policy_loss,
 )
-from adapterhub.tasks.common.rewards import Texts, has_answer, reward_of, total_rewards
+from adapterhub.tasks.common.rewards import RewardedTexts, has_answer, reward_of, total_rewards
 from adapterhub.tasks.grpo import ADVANTAGES, LABELS, OLD, REFERENCE, RewardedPrompt
 from adapterhub.training.run import run
 from tests.kit import tiny_models
@@ -63,7 +63,7 @@ def test_an_answer_is_the_last_number_or_the_whole_text(completion, answer, righ
 
 def scores(spec, *completions, answers=None, **columns):
     count = len(completions)
-    texts = Texts(list(completions), ["p"] * count, answers or [None] * count, columns)
+    texts = RewardedTexts(list(completions), ["p"] * count, answers or [None] * count, columns)
     return reward_of(spec).score(texts)
 
 
@@ -121,7 +121,7 @@ def test_code_passes_its_tests_or_does_not(monkeypatch):
 
 
 def test_rewards_are_weighted_and_those_that_do_not_score_a_text_do_not_count():
-    texts = Texts(["good 4", "4", ""], ["p"] * 3, ["4"] * 3, {})
+    texts = RewardedTexts(["good 4", "4", ""], ["p"] * 3, ["4"] * 3, {})
     three = [reward_of("exact"), reward_of("regex:good"), reward_of("regex:4")]
     total, each = total_rewards(three, (1.0, 0.5, -2.0), texts)
     assert total == [1 + 0.5 - 2, 1 - 2, 0]

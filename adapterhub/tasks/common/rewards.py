@@ -59,7 +59,7 @@ Scores = list[float | None]
 
 
 @dataclass(frozen=True)
-class Texts:
+class RewardedTexts:
     """Generated texts with their prompts, answers and further columns, all of one length."""
 
     completions: list[str]
@@ -69,7 +69,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Reward:
+class RewardRule:
     """A reward by its spec.
 
     Attributes:
@@ -82,21 +82,21 @@ class Reward:
 
     spec: str
     name: str
-    score: Callable[[Texts], Scores]
+    score: Callable[[RewardedTexts], Scores]
     reads_answer: bool = False
     is_code: bool = False
 
 
-def reward_of(spec: str) -> Reward:
+def reward_of(spec: str) -> RewardRule:
     """Return the reward of a spec; functions are imported when they are first called.
 
     Raises:
         ConfigError: the spec is not a reward, or its pattern is invalid.
     """
     if spec == "exact":
-        return Reward(spec, spec, _exact, reads_answer=True)
+        return RewardRule(spec, spec, _exact, reads_answer=True)
     if spec == "tests":
-        return Reward(spec, spec, _tested, reads_answer=True, is_code=True)
+        return RewardRule(spec, spec, _tested, reads_answer=True, is_code=True)
     if spec.startswith(_REGEX):
         pattern = spec.removeprefix(_REGEX)
         try:
@@ -105,17 +105,19 @@ def reward_of(spec: str) -> Reward:
             raise ConfigError(
                 f"reward {one_line(spec, 100)!r} is not a regular expression: {error}"
             ) from error
-        return Reward(spec, "regex", lambda texts: [_found(compiled, t) for t in texts.completions])
+        return RewardRule(
+            spec, "regex", lambda texts: [_found(compiled, t) for t in texts.completions]
+        )
     place, colon, name = spec.rpartition(":")
     if not colon or not name.isidentifier() or not place:
         raise ConfigError(
             f"reward {one_line(spec, 100)!r} is unknown", expected=f"one of {', '.join(RULES)}"
         )
-    return Reward(spec, name, lambda texts: _called(spec, texts), is_code=True)
+    return RewardRule(spec, name, lambda texts: _called(spec, texts), is_code=True)
 
 
 def total_rewards(
-    rewards: Sequence[Reward], weights: Sequence[float], texts: Texts
+    rewards: Sequence[RewardRule], weights: Sequence[float], texts: RewardedTexts
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Return the weighted sum of the rewards of each text, and each reward by name.
 
@@ -133,7 +135,7 @@ def total_rewards(
     return sums, by_name
 
 
-def check_rewards(rewards: Sequence[Reward]) -> None:
+def check_rewards(rewards: Sequence[RewardRule]) -> None:
     """Import the functions of rewards, so that errors come before anything is loaded.
 
     Raises:
@@ -147,7 +149,7 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
 # Rules
 
 
-def _exact(texts: Texts) -> Scores:
+def _exact(texts: RewardedTexts) -> Scores:
     pairs = zip(texts.completions, texts.answers, strict=True)
     return [float(has_answer(completion, answer or "")) for completion, answer in pairs]
 
@@ -187,7 +189,7 @@ def _found(pattern: Any, text: str) -> float | None:
 # Functions
 
 
-def _called(spec: str, texts: Texts) -> Scores:
+def _called(spec: str, texts: RewardedTexts) -> Scores:
     """Call a function and check its result.
 
     Raises:
@@ -289,7 +291,7 @@ def code_of(completion: str) -> str:
     return str(blocks[-1]) if blocks else completion
 
 
-def _tested(texts: Texts) -> Scores:
+def _tested(texts: RewardedTexts) -> Scores:
     if sys.platform == "win32":
         raise ConfigError(
             "reward tests needs limits of processes, which Windows lacks",
