@@ -105,7 +105,7 @@ def test_each_method_is_attached_on_the_device_of_the_model():
 
 
 def test_an_adapter_that_is_attached_in_inference_mode_can_train(tmp_path, subtests):
-    for method in cases_of(one_of_each_signature(), 4):
+    for method in cases_of(one_of_each_signature(), 8):
         model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
         with subtests.test(method):
             for load in (False, True):

@@ -62,7 +62,7 @@ def uncalled(made, name, sites):
     return [site.id for site in sites if site.host not in called]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@long_table("name", MODELS, 4)
 def test_attention_and_networks_are_found_where_they_are_called(name):
     made = model(name)
     sites = named(made)
@@ -106,7 +106,7 @@ def test_no_attention_of_any_model_of_diffusers_is_overlooked():
     assert overlooked == []
 
 
-@long_table("name", MODELS)
+@long_table("name", MODELS, 12, nightly=4)
 def test_the_life_of_a_lora_and_the_same_one_in_peft(name, tmp_path):
     made = model(name)
     roles = sorted({site.role for site in named(made)}) or ["conv*", "block*"]
@@ -126,7 +126,7 @@ def test_the_life_of_a_lora_and_the_same_one_in_peft(name, tmp_path):
     assert difference(output(made, name), trained) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", MODELS)
+@long_table("name", MODELS, 4)
 def test_the_default_lora_is_in_each_list_of_blocks(name):
     """Also where one projection is for all: in the single blocks of Flux 2."""
     made = model(name)

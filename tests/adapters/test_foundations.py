@@ -32,7 +32,7 @@ def lang(tmp_path: Path) -> Path:
 TRIED = sorted(METHODS if ALL else {*matrix.representatives().values()})
 
 
-@long_table("method", TRIED, 4)
+@long_table("method", TRIED, 4, nightly=2)
 def test_every_method_can_be_below_and_is_the_same_when_loaded(method: str, tmp_path: Path) -> None:
     tiny_adapters.save_alone(tmp_path / "lang", matrix.example(method))
     if method in NOT_BELOW:
@@ -45,7 +45,7 @@ def test_every_method_can_be_below_and_is_the_same_when_loaded(method: str, tmp_
 
 
 def test_every_method_can_be_on_top(lang: Path, tmp_path: Path, subtests: Any) -> None:
-    for method in cases_of(TRIED, 4):
+    for method in cases_of(TRIED, 8, nightly=4):
         with subtests.test(method):
             task = tmp_path / method / "task"
             expected = tiny_adapters.save_on(task, [lang], matrix.example(method))

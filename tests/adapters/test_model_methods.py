@@ -33,7 +33,7 @@ SOME_CELLS = [c for c in CELLS if tiny_models.FULL_MATRIX or c[1] in FEW]
 # A method of each signature; they take turns on the architectures.
 TURNS = [(m, FEW[i % len(FEW)]) for i, m in enumerate(REPRESENTATIVES)]
 TURNS = SOME_CELLS if ALL else [cell for cell in TURNS if cell in SOME_CELLS]
-some_cells = long_table(("method", "architecture"), TURNS, 4)
+some_cells = long_table(("method", "architecture"), TURNS, 8, nightly=3)
 STARTS = (torch.bfloat16, torch.float32) if tiny_models.FULL_MATRIX else (torch.bfloat16,)
 DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 

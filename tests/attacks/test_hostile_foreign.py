@@ -93,7 +93,7 @@ PLACES: dict[str, tuple[str, Tree]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@long_table("place", PLACES, 3)
 def test_an_exponential_regular_expression_is_stopped(checkpoint, place, monkeypatch) -> None:
     source, change = PLACES[place]
     folder, model = checkpoint(source)

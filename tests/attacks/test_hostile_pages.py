@@ -26,6 +26,7 @@ from adapterhub.pages.page import RunFiles, page_html, read_run
 from adapterhub.pages.row_scores import KINDS, PredictionFile
 from tests.kit.registries import IDENTITY
 from tests.kit.runs import ROWS, predictions, run_folder
+from tests.kit.selection import long_table
 from tests.kit.studies import made_records
 
 pytestmark = pytest.mark.usefixtures("charts")
@@ -174,9 +175,10 @@ PAGES: dict[str, Callable[[Path, str], str]] = {
 }
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("page", "text"),
     [*((page, "".join(TEXTS)) for page in PAGES), *(("no charts", text) for text in TEXTS)],
+    3,
 )
 def test_a_page_has_the_same_elements_whatever_the_texts_are(page, text, tmp_path) -> None:
     # As long as the hostile one, since long texts are folded.

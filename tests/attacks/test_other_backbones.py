@@ -193,7 +193,7 @@ def test_a_padded_vocabulary_on_either_side():
     assert all(each.startswith(("token embedding", "weights: ")) for each in problems)
 
 
-@long_table("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, parts=8, nightly=2)
 def test_every_form_of_a_checkpoint_is_the_same_backbone(architecture, tmp_path, large):
     """Shards, torch files, with and without the head and its prefix."""
     model = tiny_models.usual_model(architecture)

@@ -35,7 +35,7 @@ def saved(architecture, folder, task="classification", **config):
     return folder
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@long_table("architecture", tiny_models.MATRIX, 3)
 def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
     """It is the same for every transformers class and dtype, and differs for other weights."""
     tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")

@@ -98,7 +98,8 @@ def test_the_folder_of_a_study_may_be_moved(study, tmp_path):
     keep_study(study, tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
     moved = replace(study, recipe=replace(study.recipe, output=str(tmp_path / "b")))
-    keep_study(moved, tmp_path / "b")
+    assert keep_study(moved, tmp_path / "b").to_yaml() == moved.to_yaml()
+    assert read_study(tmp_path / "b" / STUDY).recipe.output == str(tmp_path / "b")
 
 
 def test_the_folder_of_another_study_is_refused(study, tmp_path):

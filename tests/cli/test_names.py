@@ -80,7 +80,7 @@ COMMANDS = (
 _TYPED = [name for name in STRANGE.values() if "\0" not in name and "\ud800" not in name]
 
 
-@long_table(("line", "name"), itertools.product(COMMANDS, _TYPED), 16)
+@long_table(("line", "name"), itertools.product(COMMANDS, _TYPED), 16, nightly=3)
 def test_commands_refuse_strange_names(
     line, name, adapterhub, trained, data, backbone, tmp_path, monkeypatch
 ):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.data.delimited import (
+    DELIMITERS,
     DecodedText,
     decode_file,
     decode_text,
@@ -171,8 +172,13 @@ def test_names_that_are_asked_for_decide():
 
 @given(st.text(), st.sampled_from([",", "\t", None]))
 def test_any_text_has_some_dialect(text, usual):
-    delimiter = find_delimiter(text, usual) or ","
-    rows = prefix_rows(text, delimiter, looks_quoted(text, delimiter))
+    found = find_delimiter(text, usual)
+    assert found in {*DELIMITERS, usual}
+    quoted = looks_quoted(text, found or ",")
+    rows = prefix_rows(text, found or ",", quoted)
+    if not quoted:
+        lines = [line.removesuffix("\r") for line in text.split("\n")]
+        assert [(found or ",").join(row) for row in rows] == [line for line in lines if line]
     if rows:
         find_header(rows)
 

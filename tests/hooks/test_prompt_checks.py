@@ -58,7 +58,14 @@ def test_masks_and_positions_of_other_forms_are_refused(architecture, task, inpu
 
 def test_a_mask_says_that_a_row_is_one_text():
     """transformers reads positions only without one."""
-    attached()(ids(), position_ids=AGAIN, attention_mask=torch.ones_like(ids()))
+    model, mask = attached(), torch.ones_like(ids())
+    with torch.no_grad():
+        again, usual = (
+            model(ids(), attention_mask=mask, **positions).logits
+            for positions in ({"position_ids": AGAIN}, {})
+        )
+    torch.testing.assert_close(again[:, :3], usual[:, :3])
+    assert not torch.allclose(again[:, 3:], usual[:, 3:], atol=1e-3)
 
 
 def test_caches_of_other_prompts():

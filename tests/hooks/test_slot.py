@@ -142,7 +142,12 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
         assert torch.equal(layer.output.dense.adapterhub.kept("sublayer_input"), x)
 
 
-@long_table(("model_type", "method"), list(itertools.product(BLOCKS, ("pfeiffer", "parallel"))), 3)
+@long_table(
+    ("model_type", "method"),
+    list(itertools.product(BLOCKS, ("pfeiffer", "parallel"))),
+    6,
+    nightly=2,
+)
 def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method):
     """One tensor, or a tuple that its output comes first in; as the input is, or flat."""
     model = expert_model(model_type)

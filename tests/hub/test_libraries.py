@@ -70,7 +70,12 @@ def run(hub, home, program, **environment):
     )
 
 
-@pytest.mark.parametrize("xet", ["0", "1"], ids=["xet", "no-xet"])
+# What the client does with Xet is the same for each kind of hub.
+@pytest.mark.parametrize(
+    ("hub", "xet"),
+    [("root", "0"), ("root", "1"), ("prefix", "1"), ("processes", "0")],
+    indirect=["hub"],
+)
 def test_models_and_adapters_give_equal_logits(hub, tmp_path, xet):
     done = run(hub, tmp_path, MODELS, HF_HUB_DISABLE_XET=xet)
     assert done.returncode == 0, done.stderr

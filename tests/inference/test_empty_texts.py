@@ -15,6 +15,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine, GenerationOptions
 from tests.kit.data import json_lines, write_json_lines
+from tests.kit.selection import long_table
 from tests.kit.server import TaskExample, write_adapter
 from tests.kit.session import refused
 
@@ -40,7 +41,7 @@ def adapter(backbones, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@long_table("kind", KINDS, 2)
 def test_python_and_the_engine_refuse_or_keep_them(kind, adapter):
     folder = adapter(kind)
     model = ah.open(folder)

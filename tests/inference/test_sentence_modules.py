@@ -194,7 +194,7 @@ def close(found: Any, expected: Any, far: float = 1e-5) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@pytest.mark.parametrize("name", CASES)
+@long_table("name", CASES, 3)
 def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
@@ -203,7 +203,7 @@ def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> N
     close([p.vectors[0] for p in opened.predict(texts(name))], expected)
 
 
-@long_table("name", CASES, 4)
+@long_table("name", CASES, 8)
 def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     with Engine(str(folder)) as engine:
@@ -224,7 +224,7 @@ def train(adapterhub: Any, backbone: Path, folder: Path, *options: str, task="em
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@long_table("name", CASES)
+@long_table("name", CASES, 12, nightly=3)
 def test_an_adapter_trains_predicts_and_merges_over_all_of_it(encoders, adapterhub, tmp_path, name):
     folder, before = encoders(name)
     run, out = tmp_path / "run", tmp_path / "merged"
@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[str, Change, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@long_table("name", REFUSED, 3)
 def test_what_computes_something_else_is_refused_by_its_name(name, backbone, tmp_path):
     named, change, behind = REFUSED[name]
     folder = Case("mean", *behind, change=(change,)).write(backbone, tmp_path / "encoder")

@@ -15,6 +15,7 @@ import adapterhub as ah
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError
 from adapterhub.files.native import Saved
+from tests.kit.selection import long_table
 
 WORDS = ["the", "film", "plot", "cast", "end", "music", "scene", "story", "pace", "joke"]
 ROWS = [
@@ -59,7 +60,7 @@ def of_a_file(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes
     return tensors_of(folder / "run")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@long_table("form", FORMS, 3)
 def test_rows_in_memory_train_as_those_of_a_file(backbone, of_a_file, tmp_path, form):
     data = iter(FORMS[form]) if form == "generator" else FORMS[form]
     opened = trained(backbone, tmp_path / "mine", data=data)

@@ -45,7 +45,7 @@ def saved(backbones: Any, tmp_path: Path) -> Any:
     return save
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@long_table("kind", KINDS, 3)
 def test_merge_writes_a_model_of_the_same_class_and_predict_needs_no_flag(
     kind, saved, adapterhub, tmp_path
 ):

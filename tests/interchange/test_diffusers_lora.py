@@ -16,6 +16,7 @@ from adapterhub.interchange.pipeline_files import FILE, is_diffusers
 from tests.kit import tiny_models
 from tests.kit.compare import difference
 from tests.kit.pipelines import diffusers, picture, pipeline
+from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALMOST = 5e-6
@@ -93,7 +94,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "spec", "style"), FILES)
+@long_table(("kind", "spec", "style"), FILES, 3)
 def test_files_give_equal_pictures_in_diffusers_and_here(kind, spec, style, tmp_path):
     pipe = pipeline(kind=kind)
     bare = picture(pipe)

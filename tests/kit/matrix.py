@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,12 +11,14 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones import weights
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS, Method
@@ -228,14 +231,26 @@ _shared_model = cache(tiny_models.model)
 
 
 @cache
+def _on_an_encoder(method: str) -> tuple[bool, bool]:
+    """Return whether a method can be merged, and whether it reads weights of projections."""
+    with (
+        patch.object(weights, "_decoded", wraps=weights._decoded) as decoded,
+        attached_once(method) as adapter,
+    ):
+        tiny_models.logits(adapter.model)
+        return not blockers(adapter), decoded.called
+
+
+@cache
 def mergeable() -> frozenset[str]:
     """Return the methods that can be merged into the weights."""
+    return frozenset(method for method in METHODS if _on_an_encoder(method)[0])
 
-    def is_mergeable(method: str) -> bool:
-        with attached_once(method) as adapter:
-            return not blockers(adapter)
 
-    return frozenset(filter(is_mergeable, METHODS))
+@cache
+def reading_weights() -> frozenset[str]:
+    """Return the methods that read weights of projections, at their start or in a forward pass."""
+    return frozenset(method for method in METHODS if _on_an_encoder(method)[1])
 
 
 @cache
@@ -248,9 +263,9 @@ def representatives() -> dict[str, str]:
 
 
 def one_of_each_signature(methods: Iterable[str] | None = None) -> list[str]:
-    """Return the methods that stand for all; all of them where everything runs."""
+    """Return the methods that stand for all; all of them where the whole product runs."""
     names = sorted(METHODS if methods is None else methods)
-    if selection.ALL:
+    if selection.WHOLE:
         return names
     first: dict[str, str] = {}
     for name in sorted(names, key=lambda name: name != representatives()[name]):
@@ -273,12 +288,12 @@ def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the cells that run by default.
 
     One method of each signature runs on the encoder-decoder, on the encoder or the decoder, and on
-    a quarter of the others, and every other method on one of EVERY_METHOD_ON.
+    one of the others in turn, and every other method on one of EVERY_METHOD_ON.
     """
     of_method: dict[str, list[str]] = {}
     for method, architecture in cells:
         of_method.setdefault(method, []).append(architecture)
-    chosen = []
+    chosen, turns = [], itertools.count()
     for number, (method, able) in enumerate(of_method.items()):
         always = [a for a in able if a in EVERY_METHOD_ON]
         if method == representatives()[method]:
@@ -286,14 +301,28 @@ def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
             alone = [a for a in always if a not in tiny_models.ENCODER_DECODERS]
             both = [a for a in always if a in tiny_models.ENCODER_DECODERS]
             one = alone[number % len(alone) :][:1] if alone else []
-            chosen += [(method, a) for a in (*one, *both, *others[number % 4 :: 4])]
+            of_others = others[next(turns) % len(others) :][:1] if others else []
+            chosen += [(method, a) for a in (*one, *both, *of_others)]
         else:
             chosen.append((method, always[number % len(always)]))
     return chosen
 
 
-_PART = tiny_models.MATRIX == tiny_models.CORE and not selection.ALL
-every_cell = pytest.mark.parametrize(("method", "architecture"), few(CELLS) if _PART else CELLS)
+def nightly(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the cells of ADAPTERHUB_TESTS=all: of each signature on half of the others in turn."""
+    turns = {
+        method: number for number, method in enumerate(sorted(set(representatives().values())))
+    }
+    places = {a: number for number, a in enumerate(tiny_models.MATRIX)}
+    return [
+        (method, a)
+        for method, a in cells
+        if a in EVERY_METHOD_ON or (turns.get(method, 0) + places[a]) % 2 == 0
+    ]
+
+
+_run = (nightly if selection.ALL else few) if tiny_models.MATRIX == tiny_models.CORE else list
+every_cell = pytest.mark.parametrize(("method", "architecture"), _run(CELLS))
 
 
 # Generate the tables of docs/reference/support.md from the results of `make matrix`.

@@ -14,15 +14,20 @@ from typing import Any, TypeVar
 import pytest
 
 PARTS = 8
-ALL = os.environ.get("ADAPTERHUB_TESTS") == "all" or os.environ.get("ADAPTERHUB_MATRIX") == "full"
+WHOLE = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+ALL = os.environ.get("ADAPTERHUB_TESTS") == "all" or WHOLE
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo one, lie evenly for any number of them
 
 T = TypeVar("T")
 
 
-def cases_of(cases: Iterable[T], parts: int = PARTS) -> list[T]:
-    """Return the cases that run: one of each `parts`, or all with ADAPTERHUB_TESTS=all."""
-    return list(cases) if ALL else part_of(cases, parts)
+def cases_of(cases: Iterable[T], parts: int = PARTS, nightly: int = 1) -> list[T]:
+    """Return the cases that run: one of each `parts`.
+
+    With ADAPTERHUB_TESTS=all it is one of each `nightly`, which is more than one where the cases of
+    a long table repeat one path of the code, and all with ADAPTERHUB_MATRIX=full.
+    """
+    return part_of(cases, 1 if WHOLE else nightly if ALL else parts)
 
 
 def part_of(cases: Iterable[T], parts: int = PARTS) -> list[T]:
@@ -58,7 +63,11 @@ def _values(case: object) -> Iterator[tuple[int, Hashable]]:
 
 
 def long_table(
-    names: str | Sequence[str], cases: Iterable[Any], parts: int = PARTS, **options: Any
+    names: str | Sequence[str],
+    cases: Iterable[Any],
+    parts: int = PARTS,
+    nightly: int = 1,
+    **options: Any,
 ) -> Callable[[Any], Any]:
     """Parametrize a test with the cases of a table that run, as `pytest.mark.parametrize`."""
-    return pytest.mark.parametrize(names, cases_of(cases, parts), **options)
+    return pytest.mark.parametrize(names, cases_of(cases, parts, nightly), **options)

@@ -29,7 +29,7 @@ SPECS = (
 
 
 # A third runs by default: each type, each specification, and in three commits each pair.
-@long_table(("model_type", "spec"), itertools.product(TYPES, SPECS), parts=3)
+@long_table(("model_type", "spec"), itertools.product(TYPES, SPECS), parts=6, nightly=2)
 def test_a_merged_model_computes_the_same_and_unmerge_restores_every_bit(model_type, spec):
     model = expert_model(model_type)
     before = {name: value.clone() for name, value in model.state_dict().items()}

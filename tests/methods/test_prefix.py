@@ -144,7 +144,9 @@ def padded(model, ids, side):
     return scores if decodes or side != "left" else scores[:, 3:]
 
 
-@long_table(("model_type", "method"), [(t, m) for t in PADDED for m in PADDED_METHODS], 8)
+@long_table(
+    ("model_type", "method"), [(t, m) for t in PADDED for m in PADDED_METHODS], 8, nightly=3
+)
 def test_padding_changes_no_text(model_type, method):
     """Positions start behind padding: a prefix has none, and what is read of it depends on them."""
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]

@@ -15,7 +15,7 @@ from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.projections import PartialSitesError
 from tests.kit import tiny_models
-from tests.kit.selection import ALL, part_of
+from tests.kit.selection import cases_of
 
 WITH_SITES = sorted(
     name for name, cls in METHODS.items() if "sites" in {f.name for f in dataclasses.fields(cls)}
@@ -38,11 +38,6 @@ def computes(model, method, sites):
     return True
 
 
-def _now(cells):
-    """Return the cells that run: a sixteenth, or a third with ADAPTERHUB_TESTS=all."""
-    return cells if tiny_models.FULL_MATRIX else part_of(cells, 3 if ALL else 16)
-
-
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_every_role_and_pattern_computes_or_is_refused(architecture, subtests):
     roles = sorted(
@@ -55,7 +50,7 @@ def test_every_role_and_pattern_computes_or_is_refused(architecture, subtests):
     computed = [("lora", pattern) for pattern in PATTERNS if pattern not in missing]
     refused = [("lora", "attn.kv")]
     model = tiny_models.usual_model(architecture)
-    for cell in dict.fromkeys([*computed, *refused, *_now(cells)]):
+    for cell in dict.fromkeys([*computed, *refused, *cases_of(cells, 16, nightly=3)]):
         method, sites = cell
         with subtests.test(method=method, sites=sites):
             if find_state(model):  # of a cell that failed

@@ -20,6 +20,7 @@ from adapterhub.recipe.recipe import Recipe, TrainOptions, read, read_draft
 from adapterhub.recipe.sweep import STAGES, read_staged
 from adapterhub.tasks import TASKS, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
+from tests.kit.selection import long_table
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 RECIPES = [path for path in EVERY if STAGES not in load_yaml(path)]
@@ -60,7 +61,7 @@ def test_each_stage_of_a_recipe_of_the_repository(path, tmp_path):
         check(recipe, tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@long_table("name", sorted(METHODS))
 def test_each_method(name, tmp_path):
     text = method_text(METHODS[name].example())
     data = check(read_draft(flags={"method": text}), tmp_path)

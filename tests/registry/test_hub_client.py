@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 
@@ -22,6 +23,7 @@ from adapterhub.registry.hub_client import (
     network_hint,
 )
 from tests.kit import fake_hub
+from tests.kit.selection import long_table
 
 DATA = bytes(range(256)) * 400
 
@@ -180,8 +182,9 @@ def by_guard(hub, monkeypatch):
     return ask
 
 
-@pytest.mark.parametrize("name", ["ALL_PROXY", "http_proxy"])
-@pytest.mark.parametrize("proxy", [*_UNUSABLE, *_DEAD])
+@long_table(
+    ("name", "proxy"), itertools.product(["ALL_PROXY", "http_proxy"], [*_UNUSABLE, *_DEAD]), 3
+)
 def test_a_proxy_of_the_environment(hub, by_guard, monkeypatch, subtests, name, proxy):
     for variable in [v for v in os.environ if v.lower().endswith("_proxy")]:
         monkeypatch.delenv(variable)

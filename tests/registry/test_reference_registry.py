@@ -50,7 +50,7 @@ def score(folder, sample):
     return open_adapter(folder).evaluate(examples)
 
 
-@long_table("name", sorted(SCORES), parts=4)
+@long_table("name", sorted(SCORES), parts=8, nightly=2)
 def test_each_adapter_keeps_its_score(registry, name):
     folder = registry.get(registry.resolve(name))
     metrics = score(folder, ROOT / "samples" / SCORES[name]["sample"])

@@ -11,6 +11,7 @@ from adapterhub.adapters.route import TokenRun
 from adapterhub.serving.generation.continuous import PackedModel
 from adapterhub.serving.generation.paged import PAGE, PagedSteps, missing_names, paged_problem
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 from tests.kit.server import METHODS
 
 # Those that attend by the interface of transformers, with functions that know the paged cache.
@@ -19,7 +20,7 @@ PACKED = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen3", "olmo2", "gemm
 BATCHED = ("gpt_neo", "bloom", "falcon", "mpt")
 
 
-@pytest.mark.parametrize("architecture", [*PACKED, *BATCHED])
+@long_table("architecture", [*PACKED, *BATCHED], 3)
 def test_architectures(architecture):
     """Packed steps compute what passes of one text each do, or are not used."""
     assert not missing_names(), f"transformers {transformers.__version__} breaks paged.py"

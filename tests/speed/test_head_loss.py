@@ -24,6 +24,7 @@ from adapterhub.tasks.common import language_models
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.runs import Notes
+from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
 
 WRITERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
@@ -101,7 +102,7 @@ def chosen(model: Any, task: str, **options: Any) -> tuple[Any, Any, dict[str, t
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("architecture", WRITERS)
+@long_table("architecture", WRITERS, 3)
 def test_the_loss_of_every_architecture_that_writes(architecture):
     model = tiny_models.language_model(architecture)
     task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"

@@ -34,6 +34,7 @@ from adapterhub.tasks.common.batches import (
 )
 from tests.kit import media, tiny_models
 from tests.kit.runs import in_processes
+from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
 from tests.kit.tiny_models import MATRIX
 
@@ -238,7 +239,7 @@ def test_each_row_is_in_one_batch_within_the_limits(size, tokens):
     assert [rows_at_once(*limits) for limits in ((64, 512), (4, 512), (64, 10**5))] == [8, 4, 1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@long_table("name", CASES, 3)
 def test_an_evaluation_is_the_same_however_its_rows_are_divided(
     name, backbones, tmp_path, monkeypatch
 ):

@@ -21,7 +21,7 @@ from adapterhub.tasks.common.batches import next_token_loss
 from adapterhub.tasks.image_text_to_text import TOKENS
 from tests.kit import media
 from tests.kit.data import write_json_lines
-from tests.kit.selection import cases_of
+from tests.kit.selection import cases_of, long_table
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")
 NAMES = sorted(media.SAVED)
@@ -219,7 +219,7 @@ def test_the_loss_is_that_of_the_model(name, questions, loaded):
     assert metrics.keys() == set(TASK.metric_names(data.examples))
 
 
-@pytest.mark.parametrize(("method", "name"), ANSWERING)
+@long_table(("method", "name"), ANSWERING, 3)
 def test_answers_are_those_without_a_cache_and_without_a_batch(method, name, questions, loaded):
     """Also with methods that prepend tokens, where positions have three dimensions."""
     model, processor = loaded(name)

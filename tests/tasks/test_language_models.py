@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -45,6 +46,7 @@ from adapterhub.tasks.common.language_models import (
 )
 from tests.kit import tiny_models
 from tests.kit.data import write_json_lines
+from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 
 SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -268,9 +270,7 @@ def test_pieces_together_are_the_text(kind, clean):
     assert written_text(words, words("it is paris .")["input_ids"]) == joined
 
 
-@pytest.mark.parametrize("clean", [False, True])
-@pytest.mark.parametrize("kind", LOSSLESS)
-@pytest.mark.parametrize("text", TEXTS[:2])
+@long_table(("text", "kind", "clean"), itertools.product(TEXTS[:2], LOSSLESS, [False, True]), 2)
 def test_a_perfect_model_matches_exactly(kind, clean, text, tmp_path, adapterhub, monkeypatch):
     """In evaluation, prediction, a stream and a server, which write the same text."""
     tokenizer = LOSSLESS[kind](clean)

@@ -17,6 +17,7 @@ from adapterhub.tasks.common.language_models import generate, token_loss
 from adapterhub.tasks.common.shared_prefix import PrefixStore, answer_scores, keeping_prefix
 from tests.kit import tiny_models
 from tests.kit.data import WORDS, word_tokenizer
+from tests.kit.selection import long_table
 
 _SIZE = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -101,7 +102,7 @@ def computed(model):
     return found, tokens
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *WITHOUT])
+@long_table("family", [*FAMILIES, *WITHOUT], 3)
 def test_results_are_those_of_all_tokens(family, monkeypatch):
     found, tokens = computed(tiny(family))
     monkeypatch.setattr(shared_prefix, "_tried_cache", lambda *_: None)

@@ -91,7 +91,7 @@ def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
     expected, shared = train(recipe, tmp_path / "alone"), SharedLoader()
     assert train(recipe, tmp_path / "first", shared) == expected
     loaded = counted["_load"]
-    for name in cases_of(sorted(SPECS), 12):
+    for name in cases_of(sorted(SPECS), 16, nightly=4):
         method = replace(recipe, method=SPECS[name], seed=4)
         with subtests.test(name):
             alone = train(method, tmp_path / f"alone-{name}")

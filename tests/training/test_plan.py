@@ -139,7 +139,7 @@ RUNS_TRIED = [
 
 
 @pytest.mark.apart
-@long_table(("family", "task", "options"), RUNS_TRIED)
+@long_table(("family", "task", "options"), RUNS_TRIED, nightly=4)
 def test_a_dry_run_prints_the_memory_and_the_time_of_the_run(
     family, task, options, backbones, tmp_path
 ):

@@ -93,7 +93,7 @@ NOT_APPLICABLE |= {(speech_model, "head"), (speech_model, "alora")}
 MADE = (picture_model, speech_model)
 
 
-@long_table(("make", "method"), list(itertools.product(MADE, sorted(METHODS))))
+@long_table(("make", "method"), list(itertools.product(MADE, sorted(METHODS))), 12, nightly=3)
 def test_pictures_and_speech(make, method):
     model, inputs = make()
     found = sweep_cells.cell(model, method, inputs)

@@ -45,11 +45,13 @@ from tests.kit.matrix import (
     example,
     few,
     mergeable,
+    nightly,
     representatives,
 )
+from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
-INVARIANTS: list[Callable[[Cell], None]] = []
+INVARIANTS: list[tuple[Callable[[Cell], bool], Callable[[Cell], None]]] = []
 
 
 class Cell:
@@ -97,31 +99,40 @@ def moment(model: Any) -> dict[str, Any]:
     return observed(model) | {"objects": objects}
 
 
-def invariant(check: Callable[[Cell], None]) -> Callable[[Cell], None]:
-    """Register a check of every cell."""
-    INVARIANTS.append(check)
-    return check
+def invariant_of(where: Callable[[Cell], bool]) -> Callable[[Any], Any]:
+    """Register a check of the cells where a condition holds."""
+
+    def register(check: Callable[[Cell], None]) -> Callable[[Cell], None]:
+        INVARIANTS.append((where, check))
+        return check
+
+    return register
+
+
+invariant = invariant_of(lambda cell: True)
 
 
 @every_cell
 def test_a_cell(method: str, architecture: str, subtests: Any) -> None:
     cell = Cell(method, architecture)
-    for check in INVARIANTS:
+    for check in [check for holds, check in INVARIANTS if holds(cell)]:
         with subtests.test(check.__name__), cell.checked():
             check(cell)
 
 
 @invariant
-def initial_outputs_match_the_declared_start(cell: Cell) -> None:
+def initial_outputs_and_the_count_match_what_is_declared(cell: Cell) -> None:
     """Before training, outputs are unchanged, nearly unchanged, or those of the paper's start.
 
     The model keeps its class and signature.
     """
+    formula = example(cell.method).count(ah.anatomy_of(cell.model))
     kind, signature = type(cell.model), inspect.signature(cell.model.forward)
     adapter = cell.attach(scrambled=None)
     assert type(cell.model) is kind
     assert inspect.signature(cell.model.forward) == signature
     assert bool(adapter.changed) == METHODS[cell.method].trains_backbone
+    assert adapter.count() == formula
     change = (logits(cell.model) - cell.bare).abs().max().item()
     if METHODS[cell.method].start == "identity":
         assert change == 0
@@ -129,12 +140,6 @@ def initial_outputs_match_the_declared_start(cell: Cell) -> None:
         assert 0 < change < 0.1 * cell.bare.abs().max().item()
     else:
         assert change > 0
-
-
-@invariant
-def parameter_count_equals_its_formula(cell: Cell) -> None:
-    formula = example(cell.method).count(ah.anatomy_of(cell.model))
-    assert cell.attach(scrambled=None).count() == formula
 
 
 # XLNet uses its mask vector in pre-training only, and its segment parameters with token types only.
@@ -194,11 +199,9 @@ def an_adapter_has_an_effect_only_while_active(cell: Cell) -> None:
     assert torch.equal(logits(model), adapted)
 
 
-@invariant
+@invariant_of(lambda cell: cell.architecture in tiny_models.ENCODER_DECODERS)
 def a_copy_is_independent(cell: Cell) -> None:
     """A deep copy and a pickle have their own copy of the adapter."""
-    if cell.architecture not in tiny_models.ENCODER_DECODERS:
-        return
     model = cell.model
     cell.attach()
     expected = logits(model)
@@ -323,11 +326,9 @@ def merging_keeps_outputs_and_is_undone_or_is_refused(cell: Cell) -> None:
         model.eval()
 
 
-@invariant
+@invariant_of(lambda cell: cell.architecture == "bert" and cell.method not in MERGEABLE)
 def a_refused_merge_is_of_modules_that_are_not_affine(cell: Cell) -> None:
     """A method whose modules are affine but not declared so would be refused without a reason."""
-    if cell.architecture != "bert" or cell.method in MERGEABLE:
-        return
     adapter = cell.attach()
     for placed in (p for p in adapter.placed if p.site.kind == "linear"):
         f = placed.module
@@ -357,10 +358,8 @@ def batch_with_padding() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": ids.ne(tiny_models.PAD).long()}
 
 
-@invariant
+@invariant_of(is_routed)
 def each_row_of_a_route_equals_its_solo_run(cell: Cell) -> None:
-    if not is_routed(cell):
-        return
     model = cell.model
     adapters = attach_two(model, cell.method)
     batch = batch_with_padding()
@@ -399,21 +398,23 @@ def generated(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 @functools.cache
-def writer(architecture: str) -> Any:
-    """Return a language model, which each use leaves as it was."""
-    return tiny_models.language_model(architecture)
+def writer(architecture: str) -> tuple[Any, dict[str, Any]]:
+    """Return a language model, which each use leaves as it was, and its description."""
+    model = tiny_models.language_model(architecture)
+    return model, moment(model)
 
 
-@invariant
+def generates(cell: Cell) -> bool:
+    return cell.architecture in tiny_models.GENERATORS and cell.method != "head"
+
+
+@invariant_of(generates)
 def generation_is_independent_of_cache_padding_and_route(cell: Cell) -> None:
     """Neither the KV cache nor left padding nor other rows change the generated logits."""
-    if cell.architecture not in tiny_models.GENERATORS or cell.method == "head":
-        return
-    model = writer(cell.architecture)
+    model, before = writer(cell.architecture)
     ids = tiny_models.batch(3, 8, seed=5)["input_ids"]
     ids[:, -1] = 9
     ids[0, :3] = tiny_models.PAD
-    before = moment(model)
     try:
         check_generation(cell, model, ids)
         ah.detach(model)
@@ -480,22 +481,20 @@ def on_meta(architecture: str, task: str) -> Any:
 def is_on_meta(cell: Cell) -> bool:
     """Whether a cell takes the half of its time that the next invariant needs.
 
-    By default those of each signature on one architecture; with ADAPTERHUB_TESTS=all those of each
-    signature on all, and each method on one.
+    By default those of each signature on one architecture; with ADAPTERHUB_TESTS=all each method
+    on one, and those of each signature where they run by default.
     """
-    if tiny_models.FULL_MATRIX:
+    if tiny_models.FULL_MATRIX or (cell.architecture == ON_META and selection.ALL):
         return True
-    stands_for_all = cell.method == representatives()[cell.method]
-    if cell.architecture == ON_META:
-        return stands_for_all or selection.ALL
-    return stands_for_all and selection.ALL
+    if cell.method != representatives()[cell.method]:
+        return False
+    by_default = selection.ALL and (cell.method, cell.architecture) in few(CELLS)
+    return cell.architecture == ON_META or by_default
 
 
-@invariant
+@invariant_of(is_on_meta)
 def a_pass_stays_on_its_device(cell: Cell) -> None:
     """No tensor of the host, no copy and no wait for a value (tests/kit/devices.py)."""
-    if not is_on_meta(cell):
-        return
     task, uses = bare_on_meta(cell.architecture)
     if cell.method == "head" and task == "features":
         return  # the model has no head
@@ -509,7 +508,7 @@ def a_pass_stays_on_its_device(cell: Cell) -> None:
         assert uses_of_the_host(model, ["a", None, "b", "a"]) == uses
 
 
-@pytest.mark.parametrize(("method", "architecture"), REFUSED)
+@long_table(("method", "architecture"), REFUSED, 4)
 def test_a_refused_cell_names_the_supported_methods(method: str, architecture: str) -> None:
     model = tiny_models.usual_model(architecture)
     keys, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
@@ -540,9 +539,9 @@ def test_the_cells_cover_every_method_signature_and_architecture() -> None:
         writers = {a for _, a in CELLS} & {*tiny_models.GENERATORS}
         assert writers & {*tiny_models.DECODERS}
         assert writers & {*tiny_models.ENCODER_DECODERS}
-        run = few(CELLS)
-        assert {m for m, _ in run} == {m for m, _ in CELLS}
-        assert {a for _, a in run} == {a for _, a in CELLS}
+        for run in (few(CELLS), nightly(CELLS)):
+            assert {m for m, _ in run} == {m for m, _ in CELLS}
+            assert {a for _, a in run} == {a for _, a in CELLS}
     assert SMALLER.keys() < METHODS.keys()
 
 

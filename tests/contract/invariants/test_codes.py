@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,25 +17,14 @@ from adapterhub.backbones import weights
 from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import own_models, tiny_models
-from tests.kit.matrix import REFUSED, attached_once, example, train_save_and_load
+from tests.kit.matrix import REFUSED, example, reading_weights, train_save_and_load
 from tests.kit.selection import long_table
-from tests.kit.tiny_models import logits
 
 GROUP = 16
 TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}
 
 
-def reads_weights(method):
-    """Return whether a method reads weights of projections, at its start or in a forward pass."""
-    with (
-        patch.object(weights, "_decoded", wraps=weights._decoded) as decoded,
-        attached_once(method) as adapter,
-    ):
-        logits(adapter.model)
-    return decoded.called
-
-
-READ_WEIGHTS = set(filter(reads_weights, METHODS.keys() - TRAIN_WEIGHTS))
+READ_WEIGHTS = reading_weights() - TRAIN_WEIGHTS
 CELLS = [
     (m, a)
     for m in sorted(METHODS)
@@ -92,7 +80,7 @@ def test_every_method_is_covered():
     assert {m for m, _ in UNSUPPORTED} == READ_WEIGHTS | TRAIN_WEIGHTS
 
 
-@long_table(("method", "architecture"), SUPPORTED, parts=3)
+@long_table(("method", "architecture"), SUPPORTED, parts=6)
 def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")
     backbone = train_save_and_load(model, method, tmp_path / "adapter", steps=10).backbone
@@ -174,7 +162,7 @@ def test_the_layers_compute_with_the_decoded_weights(coded, checkpoint, monkeypa
     coded(**batch)
 
 
-@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=3)
+@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=6)
 def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
     method, coded, checkpoint, tmp_path
 ):

@@ -39,7 +39,7 @@ def fresh_compiler():
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 OF_EACH_SIGNATURE = [c for c in CELLS if c[0] == representatives()[c[0]]]
 OTHERS = part_of([c for c in CELLS if c not in OF_EACH_SIGNATURE]) if ALL else []
-RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE) + OTHERS
+RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE, 12, nightly=2) + OTHERS
 
 
 @pytest.mark.parametrize(("method", "architecture"), RUN)
@@ -77,7 +77,7 @@ def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-@long_table("method", ["lora", "houlsby", "mam", "prompt", "full"], parts=5)
+@long_table("method", ["lora", "houlsby", "mam", "prompt", "full"], parts=5, nightly=3)
 def test_a_compiled_model_follows_activation(method):
     model = tiny_models.model("llama")
     bare = logits(model)
@@ -92,7 +92,7 @@ def test_a_compiled_model_follows_activation(method):
         ah.activate(model, adapter.name)
 
 
-@long_table("method", ["lora", "mam", "prompt"], parts=3)
+@long_table("method", ["lora", "mam", "prompt"], parts=3, nightly=3)
 def test_a_compiled_model_follows_routes_and_averages(method):
     model = tiny_models.model("llama")
     for seed, name in enumerate("ab"):
@@ -137,7 +137,7 @@ class Overwritten:
         return result
 
 
-@long_table("method", ["lora", "alora(invocation=[8, 9])", *OF_TEXTS], parts=3)
+@long_table("method", ["lora", "alora(invocation=[8, 9])", *OF_TEXTS], parts=6, nightly=2)
 def test_what_a_static_cache_holds_is_no_output_of_a_graph(method):
     """transformers compiles each step of `generate` with a static cache on a GPU."""
     model = tiny_models.language_model("llama")

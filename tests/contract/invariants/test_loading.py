@@ -23,6 +23,7 @@ from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
 from tests.kit import selection, tiny_models
 from tests.kit.matrix import REFUSED, example
+from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
 
@@ -197,7 +198,7 @@ def unsaved(adapter):
     return {name: b for name, b in named.items() if id(b) not in saved}
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@long_table("spec", SPECS, 4)
 def test_what_a_file_leaves_out_is_the_same_in_another_precision_or_refused(spec, tmp_path):
     adapter = ah.attach(tiny_models.model("llama"), example(spec), name="a")
     adapter.save(tmp_path / "a")

@@ -70,7 +70,10 @@ ONCE = [("bert", "nf4"), ("bert", "int8-weight"), ("bert", "fp8-weight")]
 CORE = [c for c in WORKING if tiny_models.FULL_MATRIX or c[0] in EVERYWHERE or c[1:] in ONCE]
 REPRESENTED = {*one_of_each_signature({c[0] for c in CORE} - {*EVERYWHERE}), *EVERYWHERE}
 cells = long_table(
-    ("method", "architecture", "precision"), [c for c in CORE if c[0] in REPRESENTED], parts=2
+    ("method", "architecture", "precision"),
+    [c for c in CORE if c[0] in REPRESENTED],
+    parts=6,
+    nightly=2,
 )
 
 

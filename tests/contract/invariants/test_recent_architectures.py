@@ -59,7 +59,7 @@ def test_the_table_is_complete():
     assert len(TYPES) * len(METHODS) - len(REFUSED) >= 393
 
 
-@long_table(("method", "model_type"), CELLS, parts=2)
+@long_table(("method", "model_type"), CELLS, parts=4)
 def test_a_method_works_or_is_refused_as_the_table_says(method, model_type):
     found = sweep_cells.cell(built(model_type)[0], method, built(model_type)[1])
     if reason := REFUSED.get((method, model_type)):

@@ -15,6 +15,7 @@ from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
 from tests.kit.matrix import alone, attach_two
+from tests.kit.selection import long_table
 from tests.kit.tiny_adapters import with_adapters
 from tests.kit.tiny_models import logits
 
@@ -42,7 +43,7 @@ BEAMS = [(m, a) for m in ("lora", "houlsby", "mam", "prompt", "ia3")
          for a in ("llama", "t5", "bart") if a in tiny_models.MATRIX]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "architecture"), BEAMS)
+@long_table(("method", "architecture"), BEAMS, 3)
 def test_beams_and_returned_sequences_follow_their_row(method, architecture):
     model = tiny_models.language_model(architecture)
     attach_two(model, method)
@@ -92,8 +93,8 @@ def save_with_classes(folder, architecture, count, seed):
     return folder
 
 
-@pytest.mark.parametrize(
-    "architecture", [a for a in tiny_models.MATRIX if a not in tiny_models.WITHOUT_CLASSIFIER]
+@long_table(
+    "architecture", [a for a in tiny_models.MATRIX if a not in tiny_models.WITHOUT_CLASSIFIER], 3
 )
 def test_heads_of_different_sizes_run_in_one_batch(architecture, tmp_path):
     model = tiny_models.model(architecture)

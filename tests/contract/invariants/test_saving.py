@@ -274,7 +274,7 @@ LEFT_OUT = ["lora-xs(rank=4, stored=false)", "psoft(rank=4, stored=false)",
             "tinylora(stored=false)"]  # fmt: skip
 
 
-@long_table("spec", [*sorted(METHODS), *LEFT_OUT], 4)
+@long_table("spec", [*sorted(METHODS), *LEFT_OUT], 8)
 def test_a_file_has_four_bytes_for_each_trained_number(spec, tmp_path):
     adapter = ah.attach(tiny_models.model("bert"), example(spec))
     adapter.save(tmp_path / "a")

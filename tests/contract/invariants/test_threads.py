@@ -97,7 +97,7 @@ class Served:
         self.check(found, *rows)
 
 
-@selection.long_table(("method", "architecture"), ROUTED, parts=3)
+@selection.long_table(("method", "architecture"), ROUTED, parts=6, nightly=2)
 def test_each_thread_computes_with_its_own_route(method, architecture):
     served = Served(tiny_models.usual_model(architecture), method)
 
@@ -125,7 +125,7 @@ def check_threads_agree(model):
     assert run_threads(serve) == []
 
 
-@selection.long_table(("method", "architecture"), SHARED, parts=6)
+@selection.long_table(("method", "architecture"), SHARED, parts=6, nightly=2)
 def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
     model = tiny_models.usual_model(architecture)
     tiny_models.scramble(ah.attach(model, example(method), name="a"))

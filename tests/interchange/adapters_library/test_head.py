@@ -32,7 +32,7 @@ def test_heads_of_every_kind_are_compared():
     assert len(peers.HEADS) > 40
 
 
-@long_table(("architecture", "case"), peers.HEADS, 4)
+@long_table(("architecture", "case"), peers.HEADS, 8, nightly=2)
 def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
     adapter = imported(model, architecture, case)
@@ -209,7 +209,7 @@ def reference(folder, architecture, head, activation, text):
     return state
 
 
-@long_table(("architecture", "layers", "kind"), CELLS, 6)
+@long_table(("architecture", "layers", "kind"), CELLS, 12, nightly=2)
 def test_a_classifier_of_adapters_is_imported_whole(architecture, layers, kind, tmp_path):
     head = with_layers(tmp_path / "theirs", architecture, layers, kind)
     text = inputs(architecture)["input_ids"][:1, :4]

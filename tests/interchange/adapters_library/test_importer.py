@@ -41,7 +41,7 @@ def test_the_golden_files_cover_the_methods_and_backbones():
         assert f"{case}.hidden" in EXPECTED[architecture]
 
 
-@long_table(("architecture", "case"), COMPARED, 4)
+@long_table(("architecture", "case"), COMPARED, 8)
 def test_equal_hidden_states(architecture, case, tmp_path):
     """Compare after the import and after saving and loading our own files."""
     model = backbone(architecture)

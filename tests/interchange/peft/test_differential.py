@@ -33,7 +33,7 @@ def test_every_architecture_and_kind_is_compared():
     assert set(CELLS) <= set(ALL_CELLS)
 
 
-@long_table(("kind", "architecture", "task"), CELLS, 3)
+@long_table(("kind", "architecture", "task"), CELLS, 6)
 def test_equal_or_refused(tmp_path, record_property, kind, architecture, task):
     outcomes = Differential(kind, architecture, task, tmp_path).run()
     for (direction, side), outcome in outcomes.items():

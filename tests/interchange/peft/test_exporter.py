@@ -100,7 +100,7 @@ CORE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", core(EXPORTS, *CORE))
+@long_table("case", core(EXPORTS, *CORE), 3)
 def test_an_export_gives_equal_outputs(tmp_path, case):
     architecture, task, spec, options, same = EXPORTS[case]
     pair = compare_export(tmp_path / "out", architecture, spec, task, **options)
@@ -164,7 +164,7 @@ GO = {
 
 @pytest.mark.parametrize("architecture", core(BACKBONES, "bert"))
 def test_every_method(tmp_path, architecture, subtests):
-    for method in cases_of(METHODS, 4):
+    for method in cases_of(METHODS, 8):
         with subtests.test(method):
             check_method(tmp_path / method, architecture, method)
 

@@ -19,6 +19,7 @@ from tests.kit.peers import (
     outputs,
     trained,
 )
+from tests.kit.selection import long_table
 
 PREFIXES = dict.fromkeys(("gpt2", "llama", "qwen3", "phi3", "gpt_neox"), "causal-lm")
 PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus"), "seq2seq")
@@ -122,7 +123,7 @@ CORE = (
 
 
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
-@pytest.mark.parametrize("case", core(IMPORTS, *CORE))
+@long_table("case", core(IMPORTS, *CORE), 3)
 def test_an_import_gives_equal_outputs(tmp_path, case):
     architecture, task, config, options, methods = IMPORTS[case]
     adapter = compare_import(tmp_path, architecture, config, task, **options)

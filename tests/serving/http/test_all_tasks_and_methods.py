@@ -19,7 +19,7 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
 from adapterhub.serving import Engine
 from tests.kit.matrix import example
-from tests.kit.selection import ALL, part_of
+from tests.kit.selection import cases_of
 from tests.kit.server import (
     EXAMPLES,
     expected_answers,
@@ -31,8 +31,7 @@ from tests.kit.server import (
 
 CLIENTS = 32
 REQUESTS = int(os.environ.get("ADAPTERHUB_REQUESTS", "300"))
-# A quarter of the pairs with ADAPTERHUB_TESTS=all, a sixteenth by default.
-PAIRS = part_of(itertools.product(sorted(METHODS), range(len(EXAMPLES))), 4 if ALL else 16)
+PAIRS = cases_of(itertools.product(sorted(METHODS), range(len(EXAMPLES))), 16, nightly=4)
 GROWTH = 30e6  # bytes, from the first tenth of the requests on
 
 
