@@ -339,7 +339,7 @@ def _package_problems(folder: Path, expected: Mapping[str, str]) -> Iterator[str
 
 
 ENCODER, LANGUAGE_MODEL, SEQ2SEQ = "encoder", "language model", "text to text"
-PICTURES, PICTURES_WITH_TEXT, SOUND, SPEECH = "pictures", "images with text", "sound", "speech"
+IMAGES, IMAGES_WITH_TEXT, AUDIO, SPEECH = "images", "images with text", "audio", "speech"
 
 
 class GoodBackbone(NamedTuple):
@@ -362,9 +362,9 @@ GOOD = (
     GoodBackbone("HuggingFaceTB/SmolLM2-135M-Instruct", LANGUAGE_MODEL, 135, 106),
     GoodBackbone("Qwen/Qwen2.5-0.5B-Instruct", LANGUAGE_MODEL, 494, 358),
     GoodBackbone("google/flan-t5-small", SEQ2SEQ, 77, 44),
-    GoodBackbone("google/vit-base-patch16-224-in21k", PICTURES, 86, 86),
-    GoodBackbone("HuggingFaceTB/SmolVLM-256M-Instruct", PICTURES_WITH_TEXT, 256, 228),
-    GoodBackbone("facebook/wav2vec2-base", SOUND, 95, 94),
+    GoodBackbone("google/vit-base-patch16-224-in21k", IMAGES, 86, 86),
+    GoodBackbone("HuggingFaceTB/SmolVLM-256M-Instruct", IMAGES_WITH_TEXT, 256, 228),
+    GoodBackbone("facebook/wav2vec2-base", AUDIO, 95, 94),
     GoodBackbone("openai/whisper-tiny", SPEECH, 38, 18),
 )
 """Small backbones first. The second encoder reads long texts, the third a hundred languages."""
@@ -373,9 +373,9 @@ GOOD = (
 _KINDS = {
     "causal-lm": LANGUAGE_MODEL,
     "seq2seq": SEQ2SEQ,
-    "image-classification": PICTURES,
-    "image-text-to-text": PICTURES_WITH_TEXT,
-    "audio-classification": SOUND,
+    "image-classification": IMAGES,
+    "image-text-to-text": IMAGES_WITH_TEXT,
+    "audio-classification": AUDIO,
     "speech-recognition": SPEECH,
 }
 # The kind of a checkpoint, by the first part that occurs in its class name.
@@ -384,14 +384,14 @@ _CLASSES = {
     "LMHeadModel": LANGUAGE_MODEL,
     "WhisperForConditionalGeneration": SPEECH,
     "ForCTC": SPEECH,
-    "Wav2Vec2": SOUND,
-    "Hubert": SOUND,
-    "ForImageClassification": PICTURES,
-    "ViT": PICTURES,
+    "Wav2Vec2": AUDIO,
+    "Hubert": AUDIO,
+    "ForImageClassification": IMAGES,
+    "ViT": IMAGES,
     "T5ForConditionalGeneration": SEQ2SEQ,
     "BartForConditionalGeneration": SEQ2SEQ,
     "MarianMTModel": SEQ2SEQ,
-    "ForConditionalGeneration": PICTURES_WITH_TEXT,
+    "ForConditionalGeneration": IMAGES_WITH_TEXT,
     "ForMaskedLM": ENCODER,
     "Model": ENCODER,
     "ForPreTraining": ENCODER,

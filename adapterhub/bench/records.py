@@ -23,7 +23,7 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.loop.report import without_nan
 from adapterhub.pages.page import lower_is_better
-from adapterhub.pages.row_scores import Outcome
+from adapterhub.pages.row_scores import Outcome, current_kind
 
 Status = Literal["done", "diverged", "failed"]
 _DIGITS = 5  # digits of probabilities and losses kept for each row
@@ -189,6 +189,8 @@ def _parsed(text: bytes) -> CellRecord:
     data = json.loads(text)
     if data.pop("format") != FORMAT:
         raise ValueError("it has another format")
+    if isinstance(rows := data.get("rows"), dict):
+        rows["kind"] = current_kind(str(rows.get("kind")))
     return from_dict(CellRecord, data)
 
 

@@ -69,7 +69,7 @@ class Shape:
         """
         if self.every and not task.has_scores:
             raise ConfigError(f"--all: {task.name} has no probabilities of labels")
-        makes = task.outcomes == "pictures"
+        makes = task.outcomes == "images"
         if makes and not (self.is_picture or self.as_json):
             raise ConfigError(
                 f"{task.name} generates images, which need an output file",

@@ -28,12 +28,12 @@ Wants = Mapping[str, str]
 
 WANTS: Mapping[str, Wants] = {
     "texts": {"text": "text"},
-    "pictures": {"text": "picture", "label": "class"},
-    "captioned pictures": {"text": "picture", "label": "caption"},
+    "images": {"text": "image", "label": "class"},
+    "captioned images": {"text": "image", "label": "caption"},
     # The answer first: the remaining column may be the question.
-    "asked pictures": {"text": "picture", "label": "reply", "pair": "asked"},
-    "sounds": {"text": "sound", "label": "class"},
-    "speech": {"text": "sound", "label": "transcript"},
+    "images with questions": {"text": "image", "label": "reply", "pair": "asked"},
+    "audio": {"text": "audio", "label": "class"},
+    "speech": {"text": "audio", "label": "transcript"},
     "classes": {"text": "text", "pair": "text", "label": "class"},
     "labels": {"text": "text", "pair": "text", "label": "labels"},
     "numbers": {"text": "text", "pair": "text", "label": "number"},
@@ -55,7 +55,7 @@ WANTS: Mapping[str, Wants] = {
 OPTIONAL = frozenset({"text", "asked"})
 """The kinds of optional second columns."""
 
-FILES = frozenset({"picture", "sound"})
+FILES = frozenset({"image", "audio"})
 """The kinds of columns whose cells are files, which are unmistakable."""
 
 # Columns with these names used to be the only ones read; problems of their cells are reported.
@@ -117,13 +117,13 @@ _KINDS = {
     "anchor": _Kind(names.ANCHORS, lambda p: p.is_string, lambda p: p.is_text, "the first text"),
     "positive": _Kind(names.POSITIVES, lambda p: p.is_string, lambda p: p.is_text,
                       "the text that belongs to it"),
-    "picture": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
-                     lambda p: p.is_files, "the image files"),
+    "image": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
+                   lambda p: p.is_files, "the image files"),
     "asked": _Kind(names.ASKED, lambda p: p.is_string, _never, "the questions"),
     "reply": _Kind(names.REPLIES, lambda p: bool(p.texts), _never, "the answers"),
     "caption": _Kind(names.CAPTIONS, lambda p: bool(p.texts), lambda p: p.is_text,
                      "the captions"),
-    "sound": _Kind(names.SOUNDS, lambda p: p.is_string or p.is_files,
+    "audio": _Kind(names.SOUNDS, lambda p: p.is_string or p.is_files,
                    lambda p: p.is_files, "the audio files"),
     "transcript": _Kind(names.TRANSCRIPTS, lambda p: p.is_string, lambda p: p.is_text,
                         "the spoken text"),

@@ -593,14 +593,14 @@ def _losses(predictions: PredictionFile) -> list[Section]:
     ]
 
 
-def _pictures(predictions: PredictionFile) -> list[Section]:
+def _images(predictions: PredictionFile) -> list[Section]:
     rows = predictions.rows
     losses = [float(row["loss"]) for row in rows]
     chart = Chart("Loss of each image", Markup(histogram_chart(losses, "loss")))
     with_image = [row for row in rows if row[PICTURE]]
     shown = [Shown(row["texts"], picture=row[PICTURE]) for row in with_image[:WORST]]
     note = f"What the adapter makes of prompts of the evaluation, at step {predictions.step:,}."
-    gallery = [Section("pictures", "Pictures", note, examples=shown)] if shown else []
+    gallery = [Section("images", "Images", note, examples=shown)] if shown else []
     return [Section("quality", "Loss of the images", charts=[chart]), *gallery]
 
 
@@ -619,5 +619,5 @@ _SECTIONS: dict[str, Callable[[PredictionFile], list[Section]]] = {
     "spans": _spans,
     "texts": _texts,
     "losses": _losses,
-    "pictures": _pictures,
+    "images": _images,
 }

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
-KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses", "pictures")
+KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses", "images")
+_OLD_KINDS = {"pictures": "images"}  # in files of version 0.3 and before
 PICTURE = "picture"  # the field of an image, as a data: address
 GROUP = "group"  # the field with the number of the row's group, such as a query
 _ADDRESS = re.compile(r"(data:image/png;base64,[A-Za-z0-9+/]+=*)?")
@@ -111,6 +112,11 @@ def outcomes_of(
     return PredictionFile(task.outcomes, task.name, step, digest, metric, tuple(labels), rows)
 
 
+def current_kind(kind: str) -> str:
+    """Return the name of a kind that a file records, which may be an earlier one."""
+    return _OLD_KINDS.get(kind, kind)
+
+
 def read_predictions(folder: Path) -> PredictionFile | None:
     """Read the predictions file of a run folder; None if it does not exist.
 
@@ -122,6 +128,7 @@ def read_predictions(folder: Path) -> PredictionFile | None:
         return None
     try:
         head, *rows = map(json.loads, read_lines(path, MOST_BYTES))
+        head["kind"] = current_kind(head["kind"])
         _check(head, rows)
     except (UnreadableError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(
@@ -147,7 +154,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "spans": {"label": (list,), "prediction": (list,)},
     "texts": {"label": (str,), "prediction": (str,), "score": (int, float)},
     "losses": {"loss": (int, float), "tokens": (int,)},
-    "pictures": {"loss": (int, float), PICTURE: (str,)},
+    "images": {"loss": (int, float), PICTURE: (str,)},
 }
 
 
@@ -169,7 +176,7 @@ def _check(head: Any, rows: Sequence[Any]) -> None:
             raise ValueError(f"line {number}: {GROUP}")
         if head["kind"] == "spans":
             _check_spans(row, number)
-        if head["kind"] == "pictures" and not _ADDRESS.fullmatch(row[PICTURE]):
+        if head["kind"] == "images" and not _ADDRESS.fullmatch(row[PICTURE]):
             raise ValueError(f"line {number}: {PICTURE}")
         if head["kind"] == "sets":
             _check_sets(row, number)
@@ -505,7 +512,7 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
         RowScore("loss", _loss_columns, _mean, high=np.inf),
         RowScore("perplexity", _loss_columns, _perplexity, low=1.0, high=np.inf),
     ),
-    "pictures": (RowScore("loss", _each(lambda row: [row["loss"], 1]), _mean, high=np.inf),),
+    "images": (RowScore("loss", _each(lambda row: [row["loss"], 1]), _mean, high=np.inf),),
 }
 
 

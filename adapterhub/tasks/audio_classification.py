@@ -50,7 +50,7 @@ class AudioClassification(SoundTask, MediaClassification):
 
     name = "audio-classification"
     summary = "one class per recording"
-    columns = WANTS["sounds"]
+    columns = WANTS["audio"]
 
     def __post_init__(self) -> None:
         super().__post_init__()

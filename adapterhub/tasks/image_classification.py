@@ -49,7 +49,7 @@ class ImageClassification(MediaClassification):
 
     name = "image-classification"
     summary = "one class per image"
-    columns = WANTS["pictures"]
+    columns = WANTS["images"]
     input_name = "image"
 
     def decode(self, data: bytes) -> Any:

@@ -89,8 +89,8 @@ class ImageTextToText(Generation, WritesTexts):
     decodes = True
     input_name = "image"
     pair_name = "question"
-    groups = "pictures"
-    columns = WANTS["asked pictures"]
+    groups = "images"
+    columns = WANTS["images with questions"]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -115,8 +115,8 @@ class TextToImage(MediaTask):
     summary = "images of prompts, by a pipeline of diffusers"
     lower_is_better = frozenset({"loss"})
     measures = ("loss",)
-    outcomes = "pictures"
-    columns = WANTS["captioned pictures"]
+    outcomes = "images"
+    columns = WANTS["captioned images"]
     input_name = "prompt"
     printed_fields = ("png", "width", "height")
 
@@ -334,7 +334,7 @@ class TextToImage(MediaTask):
         return [Picture(each) for each in self.pictures(data.setting, prompts, batch_size)]
 
     def pictures(
-        self, setting: Setting, prompts: Sequence[str], batch_size: int, what: str = "pictures"
+        self, setting: Setting, prompts: Sequence[str], batch_size: int, what: str = "images"
     ) -> list[Image]:
         """Generate images with the pipeline; the noise of image i is seeded by the seed and i."""
         import torch

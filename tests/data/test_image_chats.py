@@ -196,7 +196,7 @@ def test_pictures_places_and_answers_are_content(pictures):
 # Tables of pictures with questions and answers: columns by name, and rows that are refused.
 
 
-WANTED = WANTS["asked pictures"]
+WANTED = WANTS["images with questions"]
 
 
 def read_questions(file, labelled=True, **options):

@@ -27,9 +27,7 @@ def folder(tmp_path):
 
 def read(source, labelled=True, **options):
     data = DataOptions(**options)
-    return read_media(
-        str(source), data, "train", WANTS["pictures"], open_picture, labelled=labelled
-    )
+    return read_media(str(source), data, "train", WANTS["images"], open_picture, labelled=labelled)
 
 
 def told(source, **options):

@@ -280,7 +280,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"label": "good", "prediction": "good", "score": 1.0},
         {"label": "good", "prediction": "", "score": 0.0},
     ],
-    "pictures": [{"loss": 0.5 + i, "picture": PNG if i else ""} for i in range(3)],
+    "images": [{"loss": 0.5 + i, "picture": PNG if i else ""} for i in range(3)],
     "losses": [{"loss": 0.5 + i, "tokens": i} for i in range(3)],
 }
 

@@ -121,7 +121,7 @@ SECTIONS = {
     "spans": ["scores", "worst"],
     "texts": ["quality", "worst"],
     "losses": ["quality", "worst"],
-    "pictures": ["quality", "pictures"],
+    "images": ["quality", "images"],
 }
 
 

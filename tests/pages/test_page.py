@@ -73,14 +73,14 @@ def test_a_page_is_one_file_that_loads_nothing(kind, tmp_path):
     folder = run_folder(tmp_path, predictions(kind) if kind else None)
     page = write_page(folder).read_text(encoding="utf-8")
     seen = outline(page)
-    pictures = {"img"} if kind == "pictures" else set()  # inside the file, by data:
-    others = {"script", "link", "img", "iframe", "object", "embed", "form"} - pictures
+    images = {"img"} if kind == "images" else set()  # inside the file, by data:
+    others = {"script", "link", "img", "iframe", "object", "embed", "form"} - images
     assert not seen.tags & others
     assert page.count("<img") == page.count('src="data:image/png;base64,')
     assert all(link.startswith(("#", "data:image/png")) for link in seen.links)
     assert "default-src 'none'" in page
     assert "url(http" not in page
-    examples = "pictures" if pictures else "worst" if kind else "predictions"
+    examples = "images" if images else "worst" if kind else "predictions"
     assert {"curves", "speed", "facts", examples} <= set(seen.ids)
     if kind in cases_of(OF_RUNS):
         assert page == page_html(read_run(folder)), "it is drawn again"

@@ -42,6 +42,12 @@ def test_a_file_is_read_back(kind, tmp_path):
     assert read_predictions(tmp_path) == file
 
 
+def test_a_file_of_version_0_3_calls_images_pictures(tmp_path):
+    file = predictions("images")
+    (tmp_path / PREDICTIONS).write_bytes(file.to_bytes().replace(b'"images"', b'"pictures"', 1))
+    assert read_predictions(tmp_path) == file
+
+
 def test_every_task_has_a_kind_of_outcome():
     assert len(TASKS) > 8
     assert {cls().outcomes for cls in TASKS.values()} == set(KINDS) == set(ROWS)
@@ -81,7 +87,7 @@ BROKEN = {
     "fewer rows": lambda data: data[: data.rindex(b"\n", 0, -1) + 1],
     "no rows": lambda data: data.splitlines()[0].replace(b'"rows": 4', b'"rows": 0') + b"\n",
     "a newer format": lambda data: data.replace(b'"format": 1', b'"format": 2'),
-    "an unknown kind": lambda data: data.replace(b'"classes"', b'"pictures"'),
+    "an unknown kind": lambda data: data.replace(b'"classes"', b'"images"'),
     "another type": lambda data: data.replace(b'"score": 0.6', b'"score": "0.6"'),
     "a missing field": lambda data: data.replace(b'"prediction"', b'"predicted"'),
     "texts that are none": lambda data: data.replace(b'["a good movie"]', b"[1]"),
