@@ -281,7 +281,7 @@ ABSENT: dict[str, Attempts] = {
     "training-in-a-browser": [
         command("webui", "unknown command"), command("web", "unknown command")
     ],
-    "tuned-options": [(lambda: study.read_study(overrides=["bench.ranks=[4, 8]"]), "ranks")],
+    "tuned-options": [(lambda: study.read_study(overrides=["bench.dropouts=[0, 1]"]), "dropouts")],
     "unsloth": [recipe("use_unsloth=true"), recipe("train.unsloth=true")],
     "videos": [
         task("video-classification"), task("video-text-to-text"),

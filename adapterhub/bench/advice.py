@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -138,8 +138,11 @@ def recommend(
     costs: Mapping[str, Cost],
     recorded: Collection[str] = (),
     short: ShortRuns | None = None,
+    ranks: Sequence[Mapping[str, int]] = (),
 ) -> Recommendation:
     """Recommend the cheapest method within the interval of the best.
+
+    `ranks` groups methods that differ in rank alone: the rank of each by name.
 
     Methods with one seed or without a score are not candidates. Recorded methods are not candidates
     either: the recommendation is the same without them.
@@ -163,7 +166,7 @@ def recommend(
     untrained = [r.method for r in own if costs.get(r.method, Cost()).trained == 0]
     levels = {runs.method: float(runs.scores.mean()) for runs in own}
     if doubt := _not_shown(chosen.method, pairs, costs, levels):
-        doubts = (doubt, *_not_tested(untested))
+        doubts = (doubt, *_smallest_ranks(own, ranks, pairs), *_not_tested(untested))
         return Recommendation(None, best.method, doubts, candidate=chosen.method)
     below = [] if chosen.method in untrained else untrained
     beside = [pairs[name, chosen.method] for name in below]
@@ -173,6 +176,7 @@ def recommend(
         _take(estimates[chosen.method], costs.get(chosen.method, Cost())),
         *_why(chosen.method, best.method, len(able), pairs, untrained),
         *map(_not_better, unproven),
+        *_smallest_ranks(own, ranks, pairs, chosen.method),
         *_recorded_better(compare_with(chosen, others)),
         *_not_tested(untested),
         *_resolution([pair for (first, _), pair in pairs.items() if first == best.method]),
@@ -306,6 +310,36 @@ def _why(method: str, best: str, able: int, pairs: Pairs, untrained: Collection[
     if method in untrained:
         reasons.append(f"No trained method was shown to be better than the {method}.")
     return reasons
+
+
+def _smallest_ranks(
+    own: Sequence[RepeatedRuns],
+    groups: Sequence[Mapping[str, int]],
+    pairs: Pairs,
+    chosen: str = "",
+) -> Iterator[str]:
+    """Name the smallest rank within the interval of the best, for each group of several.
+
+    The numbers of the chosen method are in another sentence.
+    """
+    for ranks in groups:
+        mine = [runs for runs in own if runs.method in ranks]
+        if len(mine) < 2:
+            continue
+        best = _best(mine)
+        small = min(within_best(mine, best, pairs), key=lambda runs: ranks[runs.method])
+        rank, numbers = ranks[small.method], sorted({ranks[runs.method] for runs in mine})
+        *most, last = map(str, numbers)
+        named = f"Of the ranks {', '.join(most)} and {last}"
+        if small is not best:
+            found = numbers_text(pairs[best.method, small.method])
+            found = "" if small.method == chosen else f" ({found})"
+            top = ranks[best.method]
+            yield f"{named}, {rank} is the smallest that is near enough to the best, {top}{found}."
+        elif rank == numbers[0]:
+            yield f"{named}, {rank} has the best mean, so no larger one is needed."
+        else:
+            yield f"{named}, {rank} has the best mean, and no smaller one is near enough."
 
 
 def _not_better(pair: PairedComparison) -> str:

@@ -140,7 +140,7 @@ def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]
         _group(study, name, context, label, rows)
         for name, context in contexts.items()
         for rows in _rows(study, context)
-        for label in map(method_label, study.bench.methods)
+        for label in map(method_label, study.specs())
     )
 
 

@@ -14,7 +14,7 @@ from adapterhub.bench.cells import Group, expected_runs
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
-from adapterhub.bench.study import Study, start_of
+from adapterhub.bench.study import Study, ranks_of, start_of
 from adapterhub.config.yaml import seconds_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods.common.base import parse_methods
@@ -161,7 +161,8 @@ def _task_result(
     compared = _compared(results, runs, study.baseline)
     costs = {name: _cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
-    advice = recommend(runs, costs, recorded, _short_runs(study, place, methods))
+    short, ranks = _short_runs(study, place, methods), ranks_of(study.labels())
+    advice = recommend(runs, costs, recorded, short, ranks)
     return TaskResult(*place, score, study.baseline, methods, advice)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ from adapterhub.config.options import from_dict, option, to_dict
 from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides, seconds_of
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
-from adapterhub.methods.common.base import check_spec
+from adapterhub.methods.common.base import (
+    check_spec,
+    dump_methods,
+    method_calls,
+    parse_methods,
+)
 from adapterhub.recipe.output_folder import writing
 from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task
@@ -46,6 +52,11 @@ class BenchOptions:
     methods: tuple[object, ...] = option(
         METHODS_COMPARED,
         "method specs: lora, lora(rank=16), ...; `from NAME` trains on from a trained adapter",
+    )
+    ranks: tuple[int, ...] = option(
+        (),
+        "ranks at which methods with a rank are compared, each with the same scale of the update "
+        "(none: as the methods have it)",
     )
     baseline: str | None = option(
         None, "the method that the others are compared with (null: lora, or the first one)"
@@ -84,6 +95,7 @@ class BenchOptions:
             if value is not None and value < 1
         ]
         offenders += [f"rows: {rows} (a whole number from 2)" for rows in self.rows if rows < 2]
+        offenders += [f"ranks: {rank} (a whole number from 1)" for rank in self.ranks if rank < 1]
         offenders += [] if self.methods else ["methods: none"]
         run = set(map(method_label, self.methods))
         offenders += [
@@ -124,9 +136,14 @@ class Study:
         own = {name: _mapping(name, options) for name, options in self.bench.tasks.items()}
         return {name: str(options["test"]) for name, options in own.items() if "test" in options}
 
+    def specs(self) -> tuple[object, ...]:
+        """Return the method specs; one with a rank is repeated for each of `ranks`."""
+        methods, ranks = self.bench.methods, tuple(dict.fromkeys(self.bench.ranks))
+        return tuple(s for spec in methods for s in _at_ranks(spec, ranks)) if ranks else methods
+
     def labels(self) -> dict[str, object]:
         """Return the methods by their names in the report."""
-        return {method_label(spec): spec for spec in self.bench.methods}
+        return {method_label(spec): spec for spec in self.specs()}
 
     def compared(self) -> tuple[str, ...]:
         """Return the names of all methods, run or recorded."""
@@ -144,6 +161,24 @@ class Study:
                 expected=f"one of {', '.join(labels)}",
             )
         return chosen
+
+    def with_usual_method(self, usual: str) -> Study:
+        """Return the study with its methods: one at several ranks is the usual one by default.
+
+        Raises:
+            ConfigError: none of the methods has a rank, or the baseline is not one of them.
+        """
+        if not self.bench.ranks:
+            return self
+        named = self.bench.methods if self.bench.methods != METHODS_COMPARED else (usual,)
+        if all(rank_of(spec) is None for spec in named):
+            raise ConfigError(
+                f"none of these methods has a rank: {', '.join(map(method_label, named))}",
+                expected="--ranks with methods such as lora, dora or loha",
+            )
+        study = replace(self, bench=replace(self.bench, methods=named))
+        _ = study.baseline
+        return study
 
     def to_yaml(self) -> str:
         """Return the study as YAML, for `read_study`."""
@@ -174,7 +209,8 @@ def read_study(
     for spec in study.bench.methods:
         if start_of(spec) is None:
             check_spec(spec)  # type: ignore[arg-type]
-    _ = study.baseline
+    if not study.bench.ranks:
+        _ = study.baseline
     for each in study.tasks().values():
         if each.task is not None:
             parse_task(each.task)
@@ -203,6 +239,51 @@ def method_label(spec: object) -> str:
     if isinstance(spec, list | tuple):
         return "+".join(map(method_label, spec))
     return str(spec)
+
+
+def rank_of(spec: object) -> int | None:
+    """Return the rank of a spec of one method; None if it has none, or several methods."""
+    if start_of(spec) is not None:
+        return None
+    methods = parse_methods(spec)  # type: ignore[arg-type]
+    rank = getattr(methods[0], "rank", None) if len(methods) == 1 else None
+    return rank if isinstance(rank, int) else None
+
+
+def ranks_of(labels: Mapping[str, object]) -> list[dict[str, int]]:
+    """Return the methods that differ only in rank and alpha, as ranks by name, group by group."""
+    groups: dict[str, dict[str, int]] = {}
+    for label, spec in labels.items():
+        if (rank := rank_of(spec)) is not None:
+            (method,) = dump_methods(parse_methods(spec))  # type: ignore[arg-type]
+            ((name, options),) = method.items()
+            rest = {key: value for key, value in options.items() if key not in ("rank", "alpha")}
+            groups.setdefault(f"{name} {rest}", {})[label] = rank
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _at_ranks(spec: object, ranks: Iterable[int]) -> Iterator[object]:
+    """Yield the spec of a method at each rank, with the scale that it has as written.
+
+    The scale is alpha / rank, so alpha changes with the rank. An alpha that is written without a
+    rank stays, and so does that of a method with another scale, such as alpha / sqrt(rank).
+    """
+    if rank_of(spec) is None:
+        yield spec
+        return
+    ((name, options),) = method_calls(spec)  # type: ignore[arg-type, misc]
+    (method,) = parse_methods(spec)  # type: ignore[arg-type]
+    written, alpha = method.rank, getattr(method, "alpha", 0.0)  # type: ignore[attr-defined]
+    fixed = not alpha or ("alpha" in options and "rank" not in options)
+    if not fixed and callable(scale := getattr(method, "scale", None)):
+        fixed = not math.isclose(scale(written), alpha / written)
+    for rank in ranks:
+        scaled = {} if fixed else {"alpha": _whole(alpha * rank / written)}
+        yield {name: {**options, "rank": rank, **scaled}}
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number
 
 
 def _check_open(recipe: Recipe) -> None:

@@ -31,6 +31,7 @@ SECTIONS = {
     "What to compare": (
         "backbone",
         "methods",
+        "ranks",
         "baseline",
         "quantize",
         "task",
@@ -47,6 +48,7 @@ SECTIONS = {
 @partial(recipe_flags, without=(*DECIDED, "test"))
 @click.option("--test", metavar="FILE", help="Test data, used once at the end.")
 @click.option("--methods", metavar="SPECS", help="Methods to compare: lora,mam,lora(rank=16).")
+@click.option("--ranks", metavar="N,N", help="Ranks to compare, at equal scales: 4,16,64.")
 @click.option("--baseline", metavar="SPEC", help="The method that others are compared with.")
 @click.option("--budget", metavar="TIME", help="Approximate time for all runs: 30m, 2h.")
 @click.option("--steps", type=int, metavar="N", help="Steps of a whole run, instead of a budget.")
@@ -72,6 +74,7 @@ def command(
     words: tuple[str, ...],
     test: str | None,
     methods: str | None,
+    ranks: str | None,
     baseline: str | None,
     budget: str | None,
     steps: int | None,
@@ -97,12 +100,13 @@ def command(
     bench = {
         "test": test,
         "methods": tuple(split_values(methods)) if methods else None,
+        "ranks": _numbers("--ranks", ranks),
         "baseline": baseline,
         "budget": budget,
         "steps": steps,
         "seeds": seeds,
         "rates": rates,
-        "rows": _numbers(rows),
+        "rows": _numbers("--rows", rows),
     }
     file, overrides = recipe_words(words, flags)
     if not flags["output"]:
@@ -125,26 +129,31 @@ def command(
 
 def _completed(study: Study) -> Study:
     """Return a study with a missing task and backbone filled in, and report them."""
+    from adapterhub.tasks import parse_task
+    from adapterhub.tasks.common.infer_task import usual_method
     from adapterhub.training.run_data import read_data
 
     recipe, first = study.recipe, next(iter(study.tasks().values()))
-    if recipe.backbone and (recipe.task is not None or study.bench.tasks):
+    if recipe.backbone and first.task is not None:
+        return study.with_usual_method(usual_method(parse_task(first.task).head))
+    if recipe.backbone and study.bench.tasks and not study.bench.ranks:
         return study
     data = read_data(replace(first, data=replace(first.data, eval=None)))
     for note in data.chosen:
         say(note, err=True)
     chosen = data.completed(first)
     task = recipe.task if study.bench.tasks else chosen.task
-    return replace(study, recipe=replace(recipe, backbone=chosen.backbone, task=task))
+    study = replace(study, recipe=replace(recipe, backbone=chosen.backbone, task=task))
+    return study.with_usual_method(usual_method(data.head))
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
+def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
         return tuple(int(each.replace("_", "")) for each in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"--rows {text!r}", expected="whole numbers: 100,500,2000") from error
+        raise ConfigError(f"{flag} {text!r}", expected="whole numbers: 4,16,64") from error
 
 
 def _check_shard(study: Any, shard: str | None) -> None:

@@ -55,6 +55,22 @@ def test_the_cheapest_within_the_interval_of_the_best_is_taken():
     assert last.startswith("With these rows and seeds, a difference of less than")
 
 
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ((0.84, 0.84, 0.85, 0.86), "Of the ranks 4, 16 and 64, 4 is the smallest that is near "),
+        ((0.84, 0.5, 0.95, 0.96), "Of the ranks 4, 16 and 64, 16 is the smallest that is near "),
+        ((0.84, 0.96, 0.85, 0.86), "Of the ranks 4, 16 and 64, 4 has the best mean, so no larger"),
+        ((0.84, 0.5, 0.6, 0.95), "Of the ranks 4, 16 and 64, 64 has the best mean, and no smaller"),
+    ],
+)
+def test_the_smallest_sufficient_rank_is_named(levels, expected):
+    ranks = {"bitfit": 4, "lora": 16, "full": 64}
+    found = recommend(study_of(levels), COSTS, ranks=[ranks])
+    assert len([reason for reason in found.reasons if reason.startswith(expected)]) == 1
+    assert not [each for each in recommend(study_of(levels), COSTS).reasons if "ranks" in each]
+
+
 def test_a_method_that_only_the_correction_ties_is_not_taken():
     found = recommend(study_of(seed=5), {**COSTS, "lora": Cost(5, 1.0)})
     assert (found.best, found.method) == ("full", "bitfit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from adapterhub.bench.study import (
     Study,
     keep_study,
     method_label,
+    ranks_of,
     read_study,
     start_of,
 )
@@ -64,6 +66,7 @@ def test_tasks_differ_in_what_they_name_and_share_the_rest():
         ([], {"methods": ()}, "methods: none"),
         ([], {"budget": "soon"}, "30m"),
         ([], {"rows": (1,)}, "rows: 1"),
+        ([], {"ranks": (0, 4)}, "ranks: 0"),
         ([], {"methods": ("lora",), "recorded": ("other lora", "lora")}, "recorded: lora"),
         ([], {"recorded": ("other",), "baseline": "other"}, "not one of the methods"),
         ([], {"baseline": "mam", "methods": ("lora",)}, "not one of the methods"),
@@ -87,6 +90,44 @@ def test_a_method_may_be_an_adapter_to_start_from(spec):
 @pytest.mark.parametrize("spec", ["lora", "from", "fromage", {"lora": {}}, {"from": 1, "lora": 2}])
 def test_other_specs_are_methods(spec):
     assert start_of(spec) is None
+
+
+def read_again(study: Study, folder: Path) -> Study:
+    """Write a study, and read it with the flags that began it."""
+    (folder / STUDY).write_text(study.to_yaml())
+    return read_study(folder / STUDY, (), FLAGS, {"ranks": study.bench.ranks})
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        ("lora", ["lora(rank=4, alpha=8)", "lora(rank=64, alpha=128)"]),
+        ("lora(rank=16, alpha=16)", ["lora(rank=4, alpha=4)", "lora(rank=64, alpha=64)"]),
+        ("lora(alpha=16)", ["lora(alpha=16, rank=4)", "lora(alpha=16, rank=64)"]),
+        ({"dora": {"dropout": 0.1}},
+         ["dora(dropout=0.1, rank=4, alpha=8)", "dora(dropout=0.1, rank=64, alpha=128)"]),
+        ("rslora", ["rslora(rank=4)", "rslora(rank=64)"]),
+        ("vera", ["vera(rank=4)", "vera(rank=64)"]),
+        ("full", ["full"]),
+        ("from sst2-lora", ["from sst2-lora"]),
+    ],
+)  # fmt: skip
+def test_a_method_is_compared_at_ranks_with_one_scale(spec, labels):
+    bench = {"methods": ("lora(sites=[all-linear])", spec), "ranks": (4, 64, 4)}
+    study = read_study(None, (), FLAGS, bench).with_usual_method("dora")
+    assert list(study.labels())[2:] == labels
+    groups = ranks_of({label: study.labels()[label] for label in labels})
+    assert groups == ([dict(zip(labels, (4, 64), strict=True))] if len(labels) == 2 else [])
+
+
+def test_without_methods_the_usual_one_is_compared_at_ranks(tmp_path):
+    study = read_study(None, (), FLAGS, {"ranks": (2, 8)})
+    found = study.with_usual_method("lora(rank=16, alpha=32)")
+    assert read_again(found, tmp_path).with_usual_method("dora") == found
+    assert list(found.labels()) == ["lora(rank=2, alpha=4)", "lora(rank=8, alpha=16)"]
+    assert found.baseline == "lora(rank=2, alpha=4)"
+    with pytest.raises(ConfigError, match="none of these methods has a rank: full, head"):
+        replace(study, bench=replace(study.bench, methods=("full", "head"))).with_usual_method("")
 
 
 def test_labels_are_short():
