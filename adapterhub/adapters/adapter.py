@@ -10,7 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -87,6 +87,7 @@ from adapterhub.patch import Patch
 
 HEAD = "head"
 HEADS = "heads"  # the first part of the names of tensors of several heads
+_version_of = cache(version)  # the metadata of torch take ten milliseconds to parse
 
 
 def _forget_computed(module: nn.Module) -> None:
@@ -789,7 +790,7 @@ class Adapter:
             training=metadata.training | self._stop_record() | self._own_family(),
             metrics=metadata.metrics,
             versions={"adapterhub": __version__}
-            | {name: version(name) for name in ("torch", "transformers")},
+            | {name: _version_of(name) for name in ("torch", "transformers")},
             **metadata.publication,
         )
 

@@ -664,10 +664,13 @@ def _interval(
 ) -> tuple[float, float]:
     """Return the 95 % percentile interval of a difference of scores."""
     random, count = np.random.default_rng(0), len(one)
-    drawn = []
+    ones: list[Numbers] = []
+    others: list[Numbers] = []
     for _ in range(_RESAMPLES):
         weights = np.bincount(random.integers(count, size=count), minlength=count)
-        drawn.append(summarize(weights @ other) - summarize(weights @ one))
+        ones.append(weights @ one)
+        others.append(weights @ other)
+    drawn = summarize(np.array(others)) - summarize(np.array(ones))
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
 
