@@ -216,6 +216,7 @@ def test_every_main_metric_of_a_task_is_computed_from_rows():
                 found.add(score.name)
     assert found == {
         "accuracy", "pearson", "micro_f1", "f1", "loss", "bleu", "rougeL", "exact_match", "wer",
+        "reward",
     }  # fmt: skip
 
 
