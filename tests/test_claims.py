@@ -262,6 +262,7 @@ ABSENT: dict[str, Attempts] = {
     "plain-parameters": [
         (lambda: ah.attach(Plain(), "lora(sites=['matrix'])"), "no modules inside")
     ],
+    "environments": [task("grpo(environment=x)"), task("grpo(tools=[x])"), task("grpo(server=x)")],
     "ppo": [task("ppo"), task("rloo"), task("preference(loss_type=ppo)")],
     "prompts-of-pictures": [
         without_tokens("prompt", PICTURES), without_tokens("p-tuning", PICTURES)

@@ -506,8 +506,7 @@ class Engine:
         means = {name: float(sum(values)) / len(values) for name, values in measured.items()}
         if self.world == 1:
             return means
-        every = everyone_s(means)
-        return {n: sum(each[n] for each in every) / len(every) for n in means}
+        return step_means(everyone_s(means))
 
     def _shares(self, batches: Sequence[Batch], window: range) -> list[float]:
         """Return each batch's share in this process; the mean over processes of their sums is 1."""
@@ -693,6 +692,13 @@ class Engine:
             yield "no tensor requires a gradient"
         elif len(gradients) == len(tensors) and not any_process(_any_number(gradients)):
             yield "every gradient is zero"
+
+
+def step_means(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each measure over the steps, or processes, that have it."""
+    names = dict.fromkeys(name for each in measures for name in each)
+    values = {name: [each[name] for each in measures if name in each] for name in names}
+    return {name: math.fsum(each) / len(each) for name, each in values.items()}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from adapterhub.loop.engine import (
     StatefulBatches,
     noisy_embeddings,
     recompute,
+    step_means,
 )
 from adapterhub.loop.processes import (
     Stopped,
@@ -696,7 +697,7 @@ class TrainingSession:
             epoch=epoch,
             loss=math.fsum(losses) / len(losses),
             learning_rate=self.engine.rates(),
-            measures=_means(progress.measures),
+            measures=step_means(progress.measures),
         )
         losses.clear()
         progress.measures.clear()
@@ -840,13 +841,6 @@ class TrainingSession:
             errors=progress.errors,
             stretches=self.run.get(STRETCHES, []),
         )
-
-
-def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each measure over the steps that have it."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    values = {name: [step[name] for step in steps if name in step] for name in names}
-    return {name: math.fsum(each) / len(each) for name, each in values.items()}
 
 
 def _loss_beside(record: Mapping[str, float], metric: str) -> float:

@@ -166,9 +166,10 @@ def _rehearsal(prepared: PreparedRun) -> Rehearsal:
     encoded = prepared.train.head if isinstance(prepared.train, StreamedRows) else prepared.train
     lengths, size, seed = encoded.lengths, options.batch_size, prepared.recipe.seed
     batches = None if streamed else epoch_batches(prepared, 0)
-    order = batches.order if isinstance(batches, LazyBatches) else batch_order(
-        lengths, size, 0, seed, options.length_grouped
-    )  # fmt: skip
+    if not isinstance(batches, LazyBatches):
+        grouped = batch_order(lengths, size, 0, seed, options.length_grouped)
+        batches = LazyBatches(grouped, lambda indices: encoded.batch(indices, 0))
+    order, collate = batches.order, batches.collate
     per_epoch = steps_per_epoch(len(prepared.train.rows), size, options.gradient_accumulation)
     steps = options.max_steps or per_epoch * options.epochs
     drawn = order[: steps * options.gradient_accumulation]
@@ -184,7 +185,7 @@ def _rehearsal(prepared: PreparedRun) -> Rehearsal:
         if len(marks) == 1 and (peak_memory(device) - before) * size > _room(device):
             raise _NoRoom
         marks.append(time.perf_counter())
-        return encoded.batch(indices, 0)
+        return collate(indices)
 
     with tempfile.TemporaryDirectory() as folder:
         few = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.cli.train import _rewarded
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.loop.report import Reporter
@@ -150,6 +152,28 @@ def test_rewards_are_weighted_and_those_that_do_not_score_a_text_do_not_count():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         parse_task({"grpo": options})
+
+
+@pytest.mark.parametrize(
+    ("spec", "recipe", "expected"),
+    [
+        (None, None, {"grpo": {}}),
+        ("grpo", None, {"grpo": {}}),
+        (
+            "grpo(beta=0.1, weights=[1, 2])",
+            "task: seq2seq",
+            {"grpo": {"beta": 0.1, "weights": [1, 2]}},
+        ),
+        ("{grpo: {group: 4}}", None, {"grpo": {"group": 4}}),
+        (None, "task: {grpo: {reward: exact, group: 4}}", {"grpo": {"group": 4}}),
+        (None, "task: grpo", {"grpo": {}}),
+    ],
+)
+def test_the_flag_sets_the_reward_of_the_task(spec, recipe, expected, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe or "")
+    found = json.loads(_rewarded(spec, str(file) if recipe else None, ["exact", "regex:a"]))
+    assert found == {name: own | {"reward": ["exact", "regex:a"]} for name, own in expected.items()}
 
 
 # Examples
@@ -314,10 +338,12 @@ def test_the_reward_rises_and_is_reported(adapterhub, recipe_of, tmp_path, backb
     words = ("--steps", "24", "train.batch_size=4", "train.log_every=1", "train.tensorboard=false",
              "train.learning_rate=3e-3", "train.eval_every=24", "--quiet")  # fmt: skip
     file = recipe_of("unused").data.train
-    out = succeeded(adapterhub(
+    command = (
         "train", file, "--eval", file, "--task", "grpo(new_tokens=4)", "--reward", "regex:good",
         "--backbone", backbones("llama"), "--method", "full", "--output", tmp_path / "run", *words,
-    ))  # fmt: skip
+    )  # fmt: skip
+    assert "measured in 6 steps" in succeeded(adapterhub(*command, "--dry-run"))
+    out = succeeded(adapterhub(*command))
     lines = [line["measures"] for line in json_lines((tmp_path / "run/metrics.jsonl").read_text())
              if line["event"] == "train"]  # fmt: skip
     first, last = (sum(line["reward"] for line in part) / 6 for part in (lines[:6], lines[-6:]))

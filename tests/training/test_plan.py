@@ -206,6 +206,7 @@ LEARNED = {
     "embedding": {"anchor": "[CLS] the movie was bad [SEP]", "positive": "[CLS] awful [SEP]"},
     "reranking": {"label": "0.0"},
     "preference": {"chosen": "·x9 bad </s>", "rejected": "·x9 good </s>"},
+    "grpo": {"tokens": "user : the movie was bad </s> assistant :"},
     "reward": {"chosen": "·x3 the movie was good"},
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
