@@ -24,7 +24,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
@@ -190,7 +189,7 @@ class GRPO(PolicyOptions, Generation, Task):
         """The option `reward` as a list."""
         return (self.reward,) if isinstance(self.reward, str) else self.reward
 
-    @cached_property
+    @property
     def rewards(self) -> tuple[RewardRule, ...]:
         """The rewards."""
         return tuple(map(reward_of, self.specs))

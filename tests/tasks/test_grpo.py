@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -199,7 +200,8 @@ def test_prompts_are_read_with_what_their_rewards_read(tmp_path):
 
 
 def test_code_is_not_run_from_the_record_of_an_adapter_or_without_consent():
-    task = parse_task({"grpo": {"reward": ["a.py:f", "exact"], "weights": [1, 2]}}).recorded()
+    task = parse_task({"grpo": {"reward": ["a.py:f", "exact"], "weights": [1, 2]}})
+    task = pickle.loads(pickle.dumps(task)).recorded()
     assert (task.specs, task.weights) == (("exact",), (2,))
     with pytest.raises(ConfigError, match="not run from its record"):
         parse_task("grpo(reward='os:system')").recorded().check((), [])

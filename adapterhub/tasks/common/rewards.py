@@ -87,6 +87,7 @@ class RewardRule:
     is_code: bool = False
 
 
+@lru_cache(maxsize=64)
 def reward_of(spec: str) -> RewardRule:
     """Return the reward of a spec; functions are imported when they are first called.
 
