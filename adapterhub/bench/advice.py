@@ -29,20 +29,20 @@ def signed_text(value: float, points: float) -> str:
     return number if float(number) else number.replace("-", "+", 1)
 
 
-def difference_text(found: PairedComparison) -> str:
+def difference_text(pair: PairedComparison) -> str:
     """Format a difference with its unit: +0.4 points, or +0.0412 loss."""
-    unit = "points" if found.points > 1 else found.score
-    return f"{signed_text(found.value or 0.0, found.points)} {unit}"
+    unit = "points" if pair.points > 1 else pair.score
+    return f"{signed_text(pair.value or 0.0, pair.points)} {unit}"
 
 
-def numbers_text(found: PairedComparison) -> str:
+def numbers_text(pair: PairedComparison) -> str:
     """Format the difference, its interval and its p-value, corrected for all comparisons."""
-    parts = [difference_text(found)]
-    if found.low is not None and found.high is not None:
-        low, high = (signed_text(end, found.points) for end in (found.low, found.high))
+    parts = [difference_text(pair)]
+    if pair.low is not None and pair.high is not None:
+        low, high = (signed_text(end, pair.points) for end in (pair.low, pair.high))
         parts.append(f"95 % interval {low} to {high}")
-    if found.corrected is not None:
-        parts.append(p_text(found.corrected))
+    if pair.corrected is not None:
+        parts.append(p_text(pair.corrected))
     return ", ".join(parts)
 
 
@@ -150,7 +150,7 @@ def recommend(
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
     """
-    estimates = {found.method: found for found in estimate_all(study)}
+    estimates = {estimate.method: estimate for estimate in estimate_all(study)}
     tested = [r for r in study if estimates[r.method].covers_seeds and r.is_comparable]
     own = [runs for runs in tested if runs.method not in recorded]
     adapters = [r.method for r in study if _is_adapter(costs.get(r.method, Cost()))]
@@ -268,7 +268,7 @@ def _both_ways(pairs: Sequence[PairedComparison]) -> Pairs:
 
 
 def _nothing_tested(estimates: Mapping[str, Estimate]) -> str:
-    rows = max((found.rows for found in estimates.values()), default=0)
+    rows = max((estimate.rows for estimate in estimates.values()), default=0)
     if 0 < rows < FEWEST_ROWS:
         return f"Cannot tell yet: {rows} test rows are too few, at least {FEWEST_ROWS} are needed."
     return f"Cannot tell yet: no method has {_SEEDS} finished seeds."
@@ -282,13 +282,13 @@ def _too_short(short: ShortRuns) -> str:
     )
 
 
-def _take(found: Estimate, cost: Cost) -> str:
+def _take(estimate: Estimate, cost: Cost) -> str:
     """Name the recommended method, with its score and its cost."""
-    parts = [f"{found.score} {points_text(found.value or 0.0, found.points)}"]
-    if found.low is not None and found.high is not None:
-        ends = [points_text(end, found.points) for end in (found.low, found.high)]
+    parts = [f"{estimate.score} {points_text(estimate.value or 0.0, estimate.points)}"]
+    if estimate.low is not None and estimate.high is not None:
+        ends = [points_text(end, estimate.points) for end in (estimate.low, estimate.high)]
         parts[0] += f" (95 % interval {ends[0]} to {ends[1]})"
-    name = found.method
+    name = estimate.method
     if cost.trained == 0:
         name = f"the {name}"
         parts.append("without training the backbone")
@@ -353,7 +353,7 @@ def _recorded_better(pairs: Sequence[PairedComparison]) -> list[str]:
 
 
 def _not_tested(left_out: Sequence[Estimate]) -> list[str]:
-    names = ", ".join(found.method for found in left_out)
+    names = ", ".join(estimate.method for estimate in left_out)
     return [f"Not tested, without {_SEEDS} finished seeds: {names}."] if names else []
 
 

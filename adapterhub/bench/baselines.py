@@ -96,10 +96,10 @@ class BagOfWords:
 
     def predict(self, rows: PredictedRows, trained: int) -> PredictedRows | None:
         """Return the same test rows with these predictions; None if the number is missing."""
-        found = self.columns.get(trained)
-        if found is None or len(found["prediction"]) != len(rows.columns["label"]):
+        columns = self.columns.get(trained)
+        if columns is None or len(columns["prediction"]) != len(rows.columns["label"]):
             return None
-        return _predicted(rows, self.kind, found)
+        return _predicted(rows, self.kind, columns)
 
 
 def bag_of_words(
@@ -120,20 +120,20 @@ def bag_of_words(
     data = hashlib.sha256(f"{kind} {rows} {data_hash(test)}".encode()).hexdigest()
     if known is not None and known.data == data:
         return known
-    found = {
+    by_number = {
         number: columns
         for number, examples in fitted.items()
         if (columns := predict_by_words(kind, examples, test))
     }
-    return BagOfWords(kind, found, data) if found else None
+    return BagOfWords(kind, by_number, data) if by_number else None
 
 
 def write_baselines(
     folder: Path, constants: Mapping[str, Constant], words: Mapping[str, BagOfWords]
 ) -> None:
     """Write the baselines of a study's tasks, so that its report does not need training data."""
-    for name, found in ((CONSTANTS, constants), (BAG_OF_WORDS, words)):
-        content = {task: asdict(baseline) for task, baseline in found.items()}
+    for name, baselines in ((CONSTANTS, constants), (BAG_OF_WORDS, words)):
+        content = {task: asdict(baseline) for task, baseline in baselines.items()}
         replace_file(folder / name, f"{json.dumps(content)}\n".encode())
 
 

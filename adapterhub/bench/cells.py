@@ -104,10 +104,10 @@ def parse_shard(text: str) -> Shard:
     Raises:
         ConfigError: the text is not a shard.
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"--shard {text!r}", expected="K/N, with K from 1 to N: 2/4")
-    return Shard(int(found[1]), int(found[2]))
+    return Shard(int(match[1]), int(match[2]))
 
 
 def cell_key(cell: Cell, context: Any) -> str:

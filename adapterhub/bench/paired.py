@@ -139,13 +139,13 @@ def compare_all_pairs(study: Sequence[RepeatedRuns]) -> list[PairedComparison]:
     return _corrected([_difference(*pair, spreads) for pair in combinations(study, 2)])
 
 
-def _corrected(found: list[PairedComparison]) -> list[PairedComparison]:
+def _corrected(pairs: list[PairedComparison]) -> list[PairedComparison]:
     """Correct the p-values for their number."""
-    tested = [i for i, pair in enumerate(found) if pair.p is not None]
-    values = holm([pair.p for pair in found if pair.p is not None])
+    tested = [i for i, pair in enumerate(pairs) if pair.p is not None]
+    values = holm([pair.p for pair in pairs if pair.p is not None])
     for i, value in zip(tested, values, strict=True):
-        found[i] = replace(found[i], corrected=value, comparisons=len(tested))
-    return found
+        pairs[i] = replace(pairs[i], corrected=value, comparisons=len(tested))
+    return pairs
 
 
 def _difference(
@@ -157,7 +157,7 @@ def _difference(
     the difficulty of a row for both methods cancels.
     """
     score, sides = baseline.score, (baseline, other)
-    found = PairedComparison(
+    pair = PairedComparison(
         baseline=baseline.method,
         method=other.method,
         score=score.name,
@@ -165,34 +165,34 @@ def _difference(
         lower_is_better=score.lower_is_better,
         rows=min(side.rows for side in sides),
     )
-    if not found.rows:
-        return found
+    if not pair.rows:
+        return pair
     value = float(other.scores.mean() - baseline.scores.mean())
-    if found.rows < FEWEST_ROWS:
-        return replace(found, value=value)
+    if pair.rows < FEWEST_ROWS:
+        return replace(pair, value=value)
     covers = all(side.is_comparable for side in sides)
-    return _tested(replace(found, value=value, covers_seeds=covers), sides, spreads)
+    return _tested(replace(pair, value=value, covers_seeds=covers), sides, spreads)
 
 
 def _tested(
-    found: PairedComparison,
+    pair: PairedComparison,
     sides: tuple[RepeatedRuns, RepeatedRuns],
     spreads: dict[str, SeedSpread],
 ) -> PairedComparison:
     """Add the interval, and the test if the seeds of both methods are covered."""
     from scipy.special import stdtr
 
-    value = found.value or 0.0
-    known = [(spreads.get(side.method), side) for side in sides] if found.covers_seeds else []
+    value = pair.value or 0.0
+    known = [(spreads.get(side.method), side) for side in sides] if pair.covers_seeds else []
     seeds = [(spread, side.seeds) for spread, side in known if spread]
     own = sum(s.shared_variance if s.method in spreads and known else s.row_variance for s in sides)
-    over = uncertainty(own - 2 * covariance(*sides), found.rows, seeds)
+    over = uncertainty(own - 2 * covariance(*sides), pair.rows, seeds)
     half = over.quantile * over.error
-    found = replace(found, low=value - half, high=value + half)
-    found = replace(found, error=over.error, freedom=over.freedom)
-    if not found.covers_seeds:
-        return found
+    pair = replace(pair, low=value - half, high=value + half)
+    pair = replace(pair, error=over.error, freedom=over.freedom)
+    if not pair.covers_seeds:
+        return pair
     if abs(value) <= _ROUNDING * abs(sides[0].scores.mean()):
-        return replace(found, p=1.0)
+        return replace(pair, p=1.0)
     t = -abs(value) / over.error if over.error > 0 else -np.inf
-    return replace(found, p=float(2 * stdtr(over.freedom, t)))
+    return replace(pair, p=float(2 * stdtr(over.freedom, t)))

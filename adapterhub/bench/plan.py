@@ -73,11 +73,11 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     study, contexts, notes = _contexts(study, loader)
     groups = _groups(study, contexts)
     if study.bench.steps is None and study.bench.budget is not None:
-        bench, said = affordable(groups, contexts, study.bench, loader, work)
+        bench, more = affordable(groups, contexts, study.bench, loader, work)
         study = replace(study, bench=bench)
         study, contexts, _ = _contexts(study, loader)  # fewer rows may be used for selection
         groups = _groups(study, contexts)
-        notes += said
+        notes += more
     return PlannedStudy(study, contexts, groups, tuple(notes))
 
 
@@ -91,8 +91,8 @@ def _contexts(
         test = study.tests().get(name, study.bench.test)
         if study.recipe.dtype is not None:  # as chosen for the first task, or the first time
             recipe = replace(recipe, dtype=study.recipe.dtype, attention=study.recipe.attention)
-        contexts[name], said = _context(study, recipe, test, loader)
-        notes += [f"{name}: {line}" for line in said]
+        contexts[name], own = _context(study, recipe, test, loader)
+        notes += [f"{name}: {line}" for line in own]
         fixed = contexts[name].recipe
         study = replace(
             study, recipe=replace(study.recipe, dtype=fixed.dtype, attention=fixed.attention)
@@ -119,20 +119,20 @@ def _context(
         attention=kernels.attention,
         data=data.run.options,
     )
-    said = [*data.notes, *([kernels.note] if kernels.note else [])]
+    notes = [*data.notes, *([kernels.note] if kernels.note else [])]
     backbone = fingerprint(recipe.backbone, revision=recipe.revision)
-    return TaskContext(fixed, data, specs, backbone, starts), said
+    return TaskContext(fixed, data, specs, backbone, starts), notes
 
 
 def _starts(specs: Mapping[str, object], recipe: Recipe) -> dict[str, StartingPoint]:
     """Find the adapters that methods start from, by the method's name."""
     names = {label: start_of(spec) for label, spec in specs.items()}
-    found = {
+    starts = {
         label: starting_point(replace(recipe, method=None, from_=name))
         for label, name in names.items()
         if name is not None
     }
-    return {label: each for label, each in found.items() if each is not None}
+    return {label: each for label, each in starts.items() if each is not None}
 
 
 def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]:
@@ -203,18 +203,18 @@ def affordable(
     # If trials would be too short, they run all steps, so fewer steps may take longer.
     halving = SHARE * (LEAST_STEPS - 1) + 1
     ranges = [(halving, most), (LEAST_STEPS, halving - 1)]
-    found = (_most_within(took, low, min(high, most), seconds) for low, high in ranges)
-    chosen = next((steps for steps in found if steps is not None), min(LEAST_STEPS, most))
+    fitting = (_most_within(took, low, min(high, most), seconds) for low, high in ranges)
+    chosen = next((steps for steps in fitting if steps is not None), min(LEAST_STEPS, most))
     if took(chosen) > (1 + _TOLERANCE) * seconds:
         raise _too_little(timed, bench, seconds, measured, took(chosen))
     select_rows = plan(bench, chosen).select_rows
     all_rows = _selecting_rows(timed)
     minutes = took(chosen) / 60
-    said = [f"{chosen:,} steps a run, of at most {most:,}: about {minutes:,.0f} min for all runs"]
+    notes = [f"{chosen:,} steps a run, of at most {most:,}: about {minutes:,.0f} min for all runs"]
     if select_rows < all_rows:
-        said += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
+        notes += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
     select_rows = min(select_rows, bench.select_rows)
-    return replace(bench, steps=chosen, select_rows=select_rows), said
+    return replace(bench, steps=chosen, select_rows=select_rows), notes
 
 
 def _most_within(took: Callable[[int], float], low: int, high: int, seconds: float) -> int | None:

@@ -53,10 +53,10 @@ class BenchWorker:
         for context in self.contexts.values():
             backbone = context.recipe.backbone
             try:
-                found = fingerprint(backbone, revision=context.recipe.revision)
+                actual = fingerprint(backbone, revision=context.recipe.revision)
             except AdapterhubError as error:
                 return error.problem
-            if found != context.backbone:
+            if actual != context.backbone:
                 return f"its files of the backbone {backbone!r} have other weights"
         return ""
 

@@ -167,13 +167,13 @@ def _group(
     notes: Mapping[str, str] | None = None,
 ) -> Iterator[ChartGroup]:
     """Yield a group of the existing charts, if there are any."""
-    found = [
+    drawn = [
         Chart(name, Markup(svg), (notes or {}).get(name, ""))
         for name, svg in charts.items()
         if svg is not None
     ]
-    if found:
-        yield ChartGroup(title, note, found, wide)
+    if drawn:
+        yield ChartGroup(title, note, drawn, wide)
 
 
 def _facts(study: Study, results: Sequence[TaskResult]) -> Iterator[tuple[str, str]]:
@@ -254,12 +254,12 @@ def seeds_chart(task: TaskResult) -> str:
 
     def draw(axes: Any) -> None:
         for y, result in enumerate(shown):
-            found, points = result.estimate, task.score.points
-            value = (found.value or 0.0) * points
-            if found.low is not None and found.high is not None:
-                ends = [found.low * points, found.high * points]
+            estimate, points = result.estimate, task.score.points
+            value = (estimate.value or 0.0) * points
+            if estimate.low is not None and estimate.high is not None:
+                ends = [estimate.low * points, estimate.high * points]
                 axes.plot(ends, [y, y], color=GRID, linewidth=5, solid_capstyle="butt")
-            scores = [score * points for score in found.scores]
+            scores = [score * points for score in estimate.scores]
             axes.plot(scores, [y] * len(scores), "o", color=FIRST, markersize=4.5, alpha=0.75,
                       markeredgewidth=0)  # fmt: skip
             axes.plot([value], [y], "|", color=INK, markersize=11, markeredgewidth=1.6)
@@ -281,10 +281,12 @@ def score_range(task: TaskResult) -> tuple[float, float]:
     One unsteady method would otherwise leave no space for the differences of the others.
     """
     scale = task.score.points
-    found = [e for e in (result.estimate for result in task.methods) if e.value is not None]
-    values = [float(each.value or 0.0) for each in found]
+    estimates = [e for e in (result.estimate for result in task.methods) if e.value is not None]
+    values = [float(each.value or 0.0) for each in estimates]
     ends = [
-        (each.low, each.high) for each in found if each.low is not None and each.high is not None
+        (each.low, each.high)
+        for each in estimates
+        if each.low is not None and each.high is not None
     ]
     usual = median(high - low for low, high in ends) if ends else 0.0
     shown = [end for pair in ends if pair[1] - pair[0] <= _WIDEST * usual for end in pair]
@@ -374,9 +376,9 @@ def _selected(record: CellRecord) -> float | None:
 
 def _selected_range(task: TaskResult) -> tuple[float, float]:
     """Return the lowest and the highest score of all trials of a task."""
-    found = [v for each in task.methods for r in each.trials if (v := _selected(r)) is not None]
+    scores = [v for each in task.methods for r in each.trials if (v := _selected(r)) is not None]
     points = task.score.points
-    return min(found, default=0.0) * points, max(found, default=1.0) * points
+    return min(scores, default=0.0) * points, max(scores, default=1.0) * points
 
 
 def _columns(points: Iterable[tuple[float, float]], scale: float) -> list[list[float]]:
@@ -412,11 +414,11 @@ def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
 
 
 def _by_rows(tasks: Sequence[TaskResult]) -> Mapping[str, list[tuple[float, float]]]:
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_method: dict[str, list[tuple[float, float]]] = {}
     for task in sorted(tasks, key=lambda task: task.rows):
         for result in task.methods:
             if result.estimate.value is not None:
                 value = result.estimate.value * task.score.points
-                found.setdefault(result.method, []).append((task.rows, value))
-    several = {name: points for name, points in found.items() if len(points) > 1}
+                by_method.setdefault(result.method, []).append((task.rows, value))
+    several = {name: points for name, points in by_method.items() if len(points) > 1}
     return several if len(tasks) > 1 else {}

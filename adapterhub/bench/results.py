@@ -83,8 +83,8 @@ class TaskResult:
     @property
     def metric(self) -> str:
         """The main metric of the task, used by the runs for selection; the score may differ."""
-        found = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
-        return found[0].removeprefix("eval_") if found else self.score.name
+        metrics = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
+        return metrics[0].removeprefix("eval_") if metrics else self.score.name
 
     def find(self, method: str) -> MethodResult:
         """Return the result of a method.
@@ -111,7 +111,7 @@ def study_results(
     """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
-    found = []
+    results = []
     for task in study.tasks():
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
@@ -119,8 +119,8 @@ def study_results(
             result = _task_result(
                 study, (task, rows), group, constants.get(task), (words or {}).get(task)
             )
-            found += [result] if result else []
-    return tuple(found)
+            results += [result] if result else []
+    return tuple(results)
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
@@ -281,7 +281,7 @@ def _compared(
     results: Mapping[str, MethodResult], runs: Sequence[RepeatedRuns], baseline: str
 ) -> dict[str, MethodResult]:
     """Add the estimates, and the comparisons with the baseline."""
-    estimates = {found.method: found for found in estimate_all(runs)}
+    estimates = {estimate.method: estimate for estimate in estimate_all(runs)}
     first = next((each for each in runs if each.method == baseline), None)
     others = [each for each in runs if each is not first]
     pairs = {p.method: p for p in compare_with(first, others)} if first else {}

@@ -340,26 +340,26 @@ def check_study(study: Sequence[RepeatedRuns]) -> None:
 
 def _estimate(runs: RepeatedRuns, spread: SeedSpread | None) -> Estimate:
     score, scores = runs.score, tuple(map(float, runs.scores))
-    found = Estimate(runs.method, score.name, score.points, runs.rows, scores)
+    estimate = Estimate(runs.method, score.name, score.points, runs.rows, scores)
     if not scores:
-        return found
+        return estimate
     value = float(runs.scores.mean())
     sd = float(runs.scores.std(ddof=1)) if len(scores) > 1 else None
     low, high = _interval(runs, value, spread) if runs.rows >= FEWEST_ROWS else (None, None)
     covers = low is not None and (spread is not None or runs.deterministic)
-    return replace(found, value=value, sd=sd, low=low, high=high, covers_seeds=covers)
+    return replace(estimate, value=value, sd=sd, low=low, high=high, covers_seeds=covers)
 
 
 def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tuple[float, float]:
     """Return the 95 % interval of a method's score."""
     over_rows = runs.shared_variance if spread else runs.row_variance
-    found = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
-    low, high = score_interval(runs.score, value, found, runs.rows, of_rows=spread is None)
+    over = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
+    low, high = score_interval(runs.score, value, over, runs.rows, of_rows=spread is None)
     if runs.score.pseudo_rows is None:
         return low, high
     # Combination of rows and seeds: Zou & Donner 2008, https://doi.org/10.1002/sim.3095.
     ends = np.mean([rare_interval(runs.score, columns) for columns in runs.columns], axis=0)
-    of_seeds = found.quantile**2 * spread.variance / runs.seeds if spread else 0.0
+    of_seeds = over.quantile**2 * spread.variance / runs.seeds if spread else 0.0
     below, above = (float(np.sqrt((end - value) ** 2 + of_seeds)) for end in ends)
     return (
         max(min(low, value - below), runs.score.low),

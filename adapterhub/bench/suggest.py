@@ -80,9 +80,9 @@ class Suggestion:
     @property
     def best(self) -> str | None:
         """The adapter to start from: the best one, if it is better than the bare backbone."""
-        for found in self.estimates:
-            if self.comparisons[found.method].verdict == "better":
-                return found.method
+        for estimate in self.estimates:
+            if self.comparisons[estimate.method].verdict == "better":
+                return estimate.method
         return None
 
     @property
@@ -124,8 +124,8 @@ def suggest(
         few = candidates[start : start + AT_ONCE]
         names = {f"candidate-{start + i}": each for i, each in enumerate(few)}
         usable = [name for name, each in names.items() if _load(model, name, each, unusable)]
-        found = features_of(model, encoded, usable) if usable else {}
-        runs += [_runs(names[name].reference, found[name], encoded) for name in usable]
+        features = features_of(model, encoded, usable) if usable else {}
+        runs += [_runs(names[name].reference, features[name], encoded) for name in usable]
         for name in usable:
             detach(model, name)
     bare, *others = estimate_all(runs)
@@ -194,10 +194,10 @@ def _runs_by_words(encoded: Encoded) -> RepeatedRuns | None:
     rows = encoded.examples
 
     def fit(train: NDArray[Any], held: NDArray[Any]) -> list[Any]:
-        found = predict_by_words(kind, [rows[i] for i in train], [rows[i] for i in held])
-        if found is None:
+        columns = predict_by_words(kind, [rows[i] for i in train], [rows[i] for i in held])
+        if columns is None:
             raise DataError("no word")
-        return found["prediction"]
+        return columns["prediction"]
 
     try:
         files = _probe(fit, labels, groups, kind)
@@ -227,8 +227,8 @@ def features_of(
     attached = adapters(model)
     alone = [name for name in names if name is None or attached[name].replaces]
     shared = [name for name in names if name not in alone]
-    found = _shared(model, encoded, shared) if shared else {}
-    return found | {name: _alone(model, encoded, name) for name in alone}
+    features = _shared(model, encoded, shared) if shared else {}
+    return features | {name: _alone(model, encoded, name) for name in alone}
 
 
 def _shared(
@@ -258,12 +258,12 @@ def _alone(model: PreTrainedModel, encoded: Encoded, name: str | None) -> Featur
 
 
 def _batches(model: PreTrainedModel, encoded: Encoded, rows: int) -> list[dict[str, torch.Tensor]]:
-    found = []
+    batches = []
     for start in range(0, len(encoded.rows), rows):
         batch = encoded.batch(range(start, min(start + rows, len(encoded.rows))))
         kept = {key: value for key, value in model_inputs(batch).items() if key != "labels"}
-        found.append({key: value.to(model.device) for key, value in kept.items()})
-    return found
+        batches.append({key: value.to(model.device) for key, value in kept.items()})
+    return batches
 
 
 @torch.inference_mode()
@@ -314,12 +314,12 @@ def _probe(
     _check_enough(labels, groups, kind)
     files = []
     for repeat in range(REPEATS):
-        found = np.empty(len(labels), dtype=object)
+        predicted = np.empty(len(labels), dtype=object)
         for train, held in _folds(np.array(labels), groups, kind, repeat):
-            found[held] = fit(train, held)
+            predicted[held] = fit(train, held)
         rows = [
             {"label": label, "prediction": _plain(guess)}
-            for label, guess in zip(labels, found, strict=True)
+            for label, guess in zip(labels, predicted, strict=True)
         ]
         files.append(PredictionFile(kind, "", repeat, "", "", (), rows))
     return files

@@ -63,13 +63,13 @@ def score_title(task: TaskResult) -> str:
 
 def failure_word(result: MethodResult) -> str:
     """Return a word for the missing score of a method: diverged, failed, or not run yet."""
-    found = {record.status for record in result.failures}
-    return " and ".join(sorted(found)) if found else "not run"
+    statuses = {record.status for record in result.failures}
+    return " and ".join(sorted(statuses)) if statuses else "not run"
 
 
 def _score_in(task: TaskResult, method: str) -> TableCell:
-    found = [result for result in task.methods if result.method == method]
-    return _score(task, found[0]) if found else TableCell("")
+    results = [result for result in task.methods if result.method == method]
+    return _score(task, results[0]) if results else TableCell("")
 
 
 def _columns(task: TaskResult) -> Iterator[tuple[str, str, Entry]]:
@@ -100,33 +100,33 @@ def _columns(task: TaskResult) -> Iterator[tuple[str, str, Entry]]:
 
 
 def _score(task: TaskResult, result: MethodResult) -> TableCell:
-    found, points = result.estimate, task.score.points
-    if found.value is None:
+    estimate, points = result.estimate, task.score.points
+    if estimate.value is None:
         return TableCell(failure_word(result))
-    spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
-    return TableCell(points_text(found.value, points) + spread, found.value)
+    spread = f" ± {points_text(estimate.sd, points)}" if estimate.sd is not None else ""
+    return TableCell(points_text(estimate.value, points) + spread, estimate.value)
 
 
 def _interval(task: TaskResult, result: MethodResult) -> TableCell:
-    found = result.estimate
-    if found.low is None or found.high is None:
+    estimate = result.estimate
+    if estimate.low is None or estimate.high is None:
         return TableCell(NONE)
-    low, high = (points_text(end, task.score.points) for end in (found.low, found.high))
-    over = "" if found.covers_seeds else ", over rows only"
-    return TableCell(f"{low} to {high}{over}", found.low)
+    low, high = (points_text(end, task.score.points) for end in (estimate.low, estimate.high))
+    over = "" if estimate.covers_seeds else ", over rows only"
+    return TableCell(f"{low} to {high}{over}", estimate.low)
 
 
 def _against(task: TaskResult, result: MethodResult) -> TableCell:
     """Describe how a method compares with the baseline: difference, verdict and p-value."""
-    found = result.comparison
-    if found is None:
+    pair = result.comparison
+    if pair is None:
         return TableCell("baseline" if result.method == task.baseline else NONE)
-    if found.value is None:
+    if pair.value is None:
         return TableCell(NONE)
-    number = signed_text(found.value, found.points)
-    if found.corrected is None:
-        return TableCell(f"{number}, not known", found.value)
-    return TableCell(f"{number}, {found.verdict} ({p_text(found.corrected)})", found.value)
+    number = signed_text(pair.value, pair.points)
+    if pair.corrected is None:
+        return TableCell(f"{number}, not known", pair.value)
+    return TableCell(f"{number}, {pair.verdict} ({p_text(pair.corrected)})", pair.value)
 
 
 def _seeds(task: TaskResult, result: MethodResult) -> TableCell:

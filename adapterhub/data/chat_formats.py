@@ -85,13 +85,13 @@ def recognize_format(table: Table) -> ChatFormat | None:
         DataError: the table has bad responses, too, and marks them in a column.
     """
     columns = {name.lower(): name for name in table.columns}
-    found = _format_of(table, columns)
+    recognized = _format_of(table, columns)
     _refuse_unpaired(table, columns)
-    if found is None:
+    if recognized is None:
         return None
-    beside = tuple(columns_beside(table)) if found.label is None else ()
+    beside = tuple(columns_beside(table)) if recognized.label is None else ()
     unread = (columns[name] for name in _UNREAD if name in columns)
-    return replace(found, beside=beside, unread=tuple(n for n in unread if n not in beside))
+    return replace(recognized, beside=beside, unread=tuple(n for n in unread if n not in beside))
 
 
 def _refuse_unpaired(table: Table, columns: Mapping[str, str]) -> None:
@@ -134,7 +134,7 @@ def with_beside(
     Raises:
         ValueError: a value has another form.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for (column, kind), value in zip(beside.items(), values, strict=True):
         parsed = value if kind == "system" else _from_json(value, column)
         if parsed in (None, "", [], {}):
@@ -142,15 +142,15 @@ def with_beside(
         expected = {"system": str, ARGUMENTS: Mapping}.get(kind, list)
         if not isinstance(parsed, expected):
             raise ValueError(f"{column!r} must be {_FORMS[expected]}")
-        given |= dict(parsed) if kind == ARGUMENTS else {kind: _without_nulls(parsed)}
+        arguments |= dict(parsed) if kind == ARGUMENTS else {kind: _without_nulls(parsed)}
         if column.lower() == "functions":
-            given["tools"] = [_as_tool(each) for each in given["tools"]]
-    system = given.pop("system", None)
+            arguments["tools"] = [_as_tool(each) for each in arguments["tools"]]
+    system = arguments.pop("system", None)
     if system is not None and messages[0][0] != "system":
         messages = (("system", system), *messages)
-    if not given:
+    if not arguments:
         return messages
-    keys = _keys(messages[0]) | {ARGUMENTS: given}
+    keys = _keys(messages[0]) | {ARGUMENTS: arguments}
     first = (*messages[0][:2], json.dumps(keys, ensure_ascii=False, default=str))
     return (first, *messages[1:])
 
@@ -186,11 +186,11 @@ def instruction_template(columns: Iterable[str]) -> str | None:
     None if one of the two is missing or ambiguous.
     """
     named = {name.lower(): name for name in columns}
-    asked = [named[name] for name in ("instruction", "question") if name in named]
+    questions = [named[name] for name in ("instruction", "question") if name in named]
     about = [named[name] for name in ("input", "context") if name in named]
-    if len(asked) != 1 or len(about) != 1 or "prompt" in named:
+    if len(questions) != 1 or len(about) != 1 or "prompt" in named:
         return None
-    both = (asked[0], about[0]) if "instruction" in named else (about[0], asked[0])
+    both = (questions[0], about[0]) if "instruction" in named else (about[0], questions[0])
     return "\n\n".join(f"{{{name}}}" for name in both)
 
 
@@ -227,8 +227,8 @@ def is_chat(source: str, options: DataOptions, split: str) -> bool:
     """
     if options.text is not None or options.label is not None:
         return False
-    found = recognize_format(read_table(source, options, split))
-    return found is not None and found.label is None
+    recognized = recognize_format(read_table(source, options, split))
+    return recognized is not None and recognized.label is None
 
 
 def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
@@ -238,11 +238,11 @@ def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
         DataError: the source cannot be read, or the column is ambiguous.
     """
     table = read_table(source, options, split)
-    found = recognize_format(table) if options.text is None else None
-    if found is not None and found.label is None:
-        return _choice(table, source, replace(options, text=found.text), split, found)
-    wants = {"text": "chat"}
-    return choose_columns(source, options, split, wants, labelled=False)
+    recognized = recognize_format(table) if options.text is None else None
+    if recognized is not None and recognized.label is None:
+        return _choice(table, source, replace(options, text=recognized.text), split, recognized)
+    kinds = {"text": "chat"}
+    return choose_columns(source, options, split, kinds, labelled=False)
 
 
 def instruction_columns(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
@@ -254,24 +254,24 @@ def instruction_columns(source: str, options: DataOptions, split: str) -> Column
     if options.text is not None or options.label is not None:
         return None
     table = read_table(source, options, split)
-    found = recognize_format(table)
-    if found is None or found.label is None:
+    recognized = recognize_format(table)
+    if recognized is None or recognized.label is None:
         return None
-    named = replace(options, text=found.text, label=found.label)
-    return _choice(table, source, named, split, found)
+    named = replace(options, text=recognized.text, label=recognized.label)
+    return _choice(table, source, named, split, recognized)
 
 
 def _choice(
-    table: Table, source: str, options: DataOptions, split: str, found: ChatFormat
+    table: Table, source: str, options: DataOptions, split: str, recognized: ChatFormat
 ) -> ColumnChoice:
     keep_table(table, source, options, split)
     choice = choose_columns(source, options, split, {"text": "prompt"}, labelled=False)
-    about = f"read as {found.name}: " + (
-        ", ".join(["chats with the tokenizer's template", *map(one_line, found.beside)])
-        if found.label is None
-        else f"text from {one_line(found.text)!r}, target from {found.label!r}"
+    about = f"read as {recognized.name}: " + (
+        ", ".join(["chats with the tokenizer's template", *map(one_line, recognized.beside)])
+        if recognized.label is None
+        else f"text from {one_line(recognized.text)!r}, target from {recognized.label!r}"
     )
-    names = ", ".join(map(one_line, found.unread))
+    names = ", ".join(map(one_line, recognized.unread))
     unread = (f"{UNREAD}{names}; write it into the texts or the messages",) if names else ()
     # Empty inputs are usual in Alpaca and need no note.
     read = choice.notes[: 1 + len(choice.table.notes if choice.table else ())]
@@ -306,12 +306,12 @@ def _message(item: Any) -> Message | None:
     role, content = named
     # Tables give each message the keys of all messages.
     keys = {k: v for k, v in item.items() if v is not None and k not in (role, content)}
-    given, name = item.get(content), str(item.get(role))
-    text = _text(given)
-    if text is None or (given is None and not keys):
+    value, name = item.get(content), str(item.get(role))
+    text = _text(value)
+    if text is None or (value is None and not keys):
         return None
-    if not isinstance(given, str):
-        keys["content"] = given
+    if not isinstance(value, str):
+        keys["content"] = value
     if role == "from" and name == "function_call":
         keys |= _called(text)
     if role == "from":
@@ -356,8 +356,8 @@ def _called(text: str) -> dict[str, Any]:
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
         return {}
-    called = [{"type": "function", "function": call} for call in calls]
-    return {"content": None, "tool_calls": called}
+    functions = [{"type": "function", "function": call} for call in calls]
+    return {"content": None, "tool_calls": functions}
 
 
 def turns_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -386,21 +386,21 @@ def behind_turns(messages: tuple[Message, ...], turns: Sequence[Message]) -> tup
     if start or not turns or not messages:
         return (*messages[:start], *turns, *messages[start:])
     keys = _keys(messages[0])
-    given = keys.pop(ARGUMENTS, {})
+    arguments = keys.pop(ARGUMENTS, {})
     first = (*messages[0][:2], json.dumps(keys, ensure_ascii=False)) if keys else messages[0][:2]
-    return with_arguments((*turns, first, *messages[1:]), given)
+    return with_arguments((*turns, first, *messages[1:]), arguments)
 
 
 def shared_arguments(chats: Iterable[Sequence[Message]]) -> dict[str, Any]:
     """Return the template arguments shared by all chats, except tools and documents."""
-    found: list[dict[str, Any]] = []
+    shared: list[dict[str, Any]] = []
     for messages in chats:
-        given = _keys(messages[0]).get(ARGUMENTS, {}) if messages else {}
-        own = {k: v for k, v in given.items() if k not in ("tools", "documents")}
-        if not own or (found and own != found[0]):
+        arguments = _keys(messages[0]).get(ARGUMENTS, {}) if messages else {}
+        own = {k: v for k, v in arguments.items() if k not in ("tools", "documents")}
+        if not own or (shared and own != shared[0]):
             return {}
-        found = [own]
-    return found[0] if found else {}
+        shared = [own]
+    return shared[0] if shared else {}
 
 
 def is_learned(message: Message) -> bool:
@@ -421,8 +421,8 @@ def may_be_empty(message: Message) -> bool:
 
 def weight_problem(message: Message) -> str:
     """Describe the error in the keys that control whether a message is learned."""
-    given = {key: value for key, value in _keys(message).items() if key in _LEARNED}
-    wrong = [f"{key} is {value!r}" for key, value in given.items() if value not in (0, 1)]
+    weights = {key: value for key, value in _keys(message).items() if key in _LEARNED}
+    wrong = [f"{key} is {value!r}" for key, value in weights.items() if value not in (0, 1)]
     return f"{wrong[0]}: expected 0 or 1" if wrong else ""
 
 

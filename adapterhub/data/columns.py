@@ -203,12 +203,12 @@ class _Chooser:
             self._profiles[name] = profile_of(self.table, name)
         return self._profiles[name]
 
-    def choose(self, wanted: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
+    def choose(self, options: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
         """Return a column or template for each required option that is not set."""
-        open_ones = [name for name in wanted if self._is_open(name)]
+        open_ones = [name for name in options if self._is_open(name)]
         taken = {
             column
-            for name in wanted
+            for name in options
             if name not in open_ones and isinstance(value := getattr(self.options, name), str)
             for column in self.table.uses(value)
         }
@@ -292,9 +292,11 @@ class _Chooser:
     def _about(self, free: Sequence[str]) -> str | None:
         """Return a template of a question and its context, if there is exactly one of each."""
         plain = {plain_name(c): c for c in free if self.profile(c).is_string}
-        asked = [plain[n] for n in ("question", "query") if n in plain]
+        questions = [plain[n] for n in ("question", "query") if n in plain]
         about = [plain[n] for n in names.ABOUT if n in plain]
-        return f"{{{about[0]}}}\n\n{{{asked[0]}}}" if len(asked) == len(about) == 1 else None
+        return (
+            f"{{{about[0]}}}\n\n{{{questions[0]}}}" if len(questions) == len(about) == 1 else None
+        )
 
     def _in_order(self, name: str, free: Sequence[str]) -> str | None:
         """Return the text and target columns of an unnamed table with just two columns."""
@@ -304,10 +306,10 @@ class _Chooser:
         column = strings[0] if name == "text" else strings[1]
         return column if column in free else None
 
-    def _pair(self, taken: set[str], wanted: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
+    def _pair(self, taken: set[str], options: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
         """Return two columns that form a pair by their names, or match a recorded pair."""
         plain = {plain_name(c): c for c in self.table.columns if c not in taken}
-        if "pair" in wanted and self.options.pair is None:
+        if "pair" in options and self.options.pair is None:
             pairs = [
                 (plain[one], plain[two]) for one, two in names.PAIRS
                 if one in plain and two in plain and "text" not in plain
@@ -315,7 +317,7 @@ class _Chooser:
             ]  # fmt: skip
             return dict(zip(("text", "pair"), pairs[0], strict=True)) if len(pairs) == 1 else {}
         texts = [c for c in plain.values() if self.profile(c).is_text]
-        wanted_both = len(wanted) == 2 and len(texts) == 2
+        wanted_both = len(options) == 2 and len(texts) == 2
         return dict(zip(("text", "pair"), texts, strict=True)) if wanted_both else {}
 
     def _choices(self, free: Sequence[str]) -> tuple[str, ...] | str | None:
@@ -349,7 +351,7 @@ class _Chooser:
         self, chosen: Mapping[str, str | tuple[str, ...]], missing: Sequence[str]
     ) -> DataError:
         """Build the error that shows the columns and the flags to type."""
-        wanted = [f"{_KINDS[self.wants[name]].words} (--{name})" for name in missing]
+        lacking = [f"{_KINDS[self.wants[name]].words} (--{name})" for name in missing]
         flags = {
             **{n: c for n, c in chosen.items() if isinstance(c, str)},
             **self._likely(chosen, missing),
@@ -366,13 +368,13 @@ class _Chooser:
             return DataError(
                 f"{self.table.source} has files that are not text",
                 offenders=first_few(self.table.samples()),
-                expected=f"the column with {' and '.join(wanted)}, or another task",
+                expected=f"the column with {' and '.join(lacking)}, or another task",
                 hint=f"--task {task}",
             )
         return DataError(
             f"cannot tell which columns of {self.table.source} to use",
             offenders=first_few(self.table.samples()),
-            expected=f"the column with {' and '.join(wanted)}{self._unfit(missing)}",
+            expected=f"the column with {' and '.join(lacking)}{self._unfit(missing)}",
             hint=f"{self._other_task(missing)}{typed}{self.table.header_hint()}",
         )
 
@@ -381,10 +383,10 @@ class _Chooser:
         if "label" not in missing or self.wants["label"] != "class":
             return ""
         plain = {plain_name(column): column for column in self.table.columns}
-        asked = [plain[n] for n in _ASKED if n in plain]
+        questions = [plain[n] for n in _ASKED if n in plain]
         written = [plain[n] for n in _WRITTEN if n in plain]
-        if asked and written:
-            columns = f"{_typed('text', asked[0])} {_typed('label', written[0])}"
+        if questions and written:
+            columns = f"{_typed('text', questions[0])} {_typed('label', written[0])}"
             return f"--task causal-lm {columns}, for a model that writes; or "
         profiles = map(self.profile, self.table.columns)
         if numbers := [p.name for p in profiles if p.is_number and not p.could_be_class]:
@@ -446,10 +448,10 @@ def choice_families(columns: Iterable[str]) -> list[tuple[str, ...]]:
     for column, name in plain.items():
         if name[:-1] in (*names.CHOICE_COLUMNS, "") and name[-1:].isalnum():
             families.setdefault(name[:-1], []).append(column)
-    found = [tuple(family) for family in families.values() if len(family) > 1]
+    several = [tuple(family) for family in families.values() if len(family) > 1]
     wrong = [c for c, n in plain.items() if n[:-1] in names.WRONG_COLUMNS and n[-1:].isdigit()]
     right = next((c for n in names.RIGHT_COLUMNS for c in plain if plain[c] == n), None)
-    return [(right, *sorted(wrong, key=plain_name))] if right and wrong else found
+    return [(right, *sorted(wrong, key=plain_name))] if right and wrong else several
 
 
 def _right_of(columns: str | tuple[str, ...]) -> str | None:

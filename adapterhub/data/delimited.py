@@ -266,15 +266,15 @@ def check_is_text(data: bytes, source: str) -> None:
     Raises:
         DataError: the bytes are binary, or tensors.
     """
-    begins = (found for start, found in _BINARY.items() if data.startswith(start))
-    what, hint = next(begins, ("", ""))
+    begins = (kind for start, kind in _BINARY.items() if data.startswith(start))
+    problem, hint = next(begins, ("", ""))
     if data[:4] == b"RIFF" and data[8:12] in (b"WAVE", b"WEBP"):
-        what = "an audio file" if data[8:12] == b"WAVE" else "an image"
+        problem = "an audio file" if data[8:12] == b"WAVE" else "an image"
         hint = "a folder or a table with the names of files"
     if data[8:10] == b'{"' and len(data) > 10 and b"\0" in data[:8]:
-        what, hint = "a file of tensors", "a file of data; --backbone FOLDER for a model"
-    if what:
-        raise DataError(f"{source} is {what}, not text", expected="rows of data", hint=hint)
+        problem, hint = "a file of tensors", "a file of data; --backbone FOLDER for a model"
+    if problem:
+        raise DataError(f"{source} is {problem}, not text", expected="rows of data", hint=hint)
 
 
 def file_text(source: str, encoding: str | None = None) -> DecodedText:

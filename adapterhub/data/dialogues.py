@@ -74,8 +74,8 @@ class Dialogue:
         ends = [begin for begin, _, _ in marks[1:]] + [len(text)]
         turns = [("system", text[: marks[0][0]])] if marks else []
         turns += [(role, text[at:end]) for (_, at, role), end in zip(marks, ends, strict=True)]
-        said = [(role, self._ended(content)) for role, content in turns]
-        return tuple((role, content) for role, content in said if content)
+        ended = [(role, self._ended(content)) for role, content in turns]
+        return tuple((role, content) for role, content in ended if content)
 
 
 def _dialogue(user: str, assistant: str, system: str = "", end: str = "") -> Dialogue:

@@ -128,15 +128,15 @@ def hold_out(
     units = list(by_key.values())
     held: set[int] = set()
     if total >= _MIN_TOTAL:
-        wanted = rows or min(_wanted(len(units), share) * total / len(units), _MOST_HELD_OUT)
-        held = _drawn(units, strata, wanted, random.Random(seed))
+        target = rows or min(_wanted(len(units), share) * total / len(units), _MOST_HELD_OUT)
+        held = _drawn(units, strata, target, random.Random(seed))
     if not held:
-        what = {"--eval": "evaluation"}.get(flag, flag.lstrip("-"))
+        purpose = {"--eval": "evaluation"}.get(flag, flag.lstrip("-"))
         without = "--eval none to train without evaluation"
         few = "1 row is" if total == 1 else f"{total} rows are"
         raise TooFewGroups(
-            f"{few} too few to hold any out for {what}",
-            expected=f"at least {_MIN_TOTAL} rows that differ, or {what} data",
+            f"{few} too few to hold any out for {purpose}",
+            expected=f"at least {_MIN_TOTAL} rows that differ, or {purpose} data",
             hint=f"{flag} FILE, or {without if flag == '--eval' else f'no {flag}'}",
         )
     sides = ([], [])  # type: tuple[list[E], list[E]]
@@ -150,7 +150,7 @@ def _wanted(units: int, share: float) -> int:
 
 
 def _drawn(
-    units: list[list[int]], strata: Sequence[Hashable], wanted: float, draw: random.Random
+    units: list[list[int]], strata: Sequence[Hashable], target: float, draw: random.Random
 ) -> set[int]:
     """Draw whole groups with about the given number of rows, in equal shares of their strata.
 
@@ -170,7 +170,7 @@ def _drawn(
 
     for stratum in draw.sample(list(by_stratum), len(by_stratum)):
         own = by_stratum[stratum]
-        due += wanted * sum(map(len, own)) / total
+        due += target * sum(map(len, own)) / total
         most = max(due, 2 * usual)
         for unit in draw.sample(own, len(own)):
             if len(unit) > most or stays(unit):
@@ -234,8 +234,8 @@ def read_examples(
         DataError: the source is missing, empty or malformed, lacks a column, or has missing texts
             or labels, values of the wrong type, or empty texts with a label.
     """
-    wants = WANTS["numbers" if regression else "classes"]
-    choice = choose_columns(source, options, split, wants, labelled=labelled)
+    kinds = WANTS["numbers" if regression else "classes"]
+    choice = choose_columns(source, options, split, kinds, labelled=labelled)
     options, commas = choice.options, choice.table is not None and choice.table.decimal_comma
     text_columns = [name for name in (options.text, options.pair) if name is not None]
     columns = [*text_columns, options.label_column] if labelled else text_columns
@@ -473,8 +473,8 @@ def notes_on(
 
 def notes_on_test(train: Sequence[Any], tested: Sequence[Any], labels: Sequence[str]) -> list[str]:
     """Return a note if some test rows are among the training rows."""
-    found = notes_on(train, tested, labels)
-    return [note.replace("evaluation", "test") for note in found if "evaluation" in note]
+    notes = notes_on(train, tested, labels)
+    return [note.replace("evaluation", "test") for note in notes if "evaluation" in note]
 
 
 def notes_on_scores(
@@ -504,8 +504,8 @@ def notes_on_scores(
 
 def classes_in(examples: Sequence[Any], labels: Sequence[str]) -> set[str]:
     """Return the classes of examples; none if examples have no class or several."""
-    found = [getattr(example, "label", None) for example in examples] if labels else []
-    return {label for label in found if isinstance(label, str)}
+    own = [getattr(example, "label", None) for example in examples] if labels else []
+    return {label for label in own if isinstance(label, str)}
 
 
 def _about_labels(train: Sequence[Any]) -> Iterator[str]:
@@ -567,9 +567,9 @@ def _about_contents(train: Sequence[Any]) -> Iterator[str]:
         yield f"only {distinct:,} of the {len(texts):,} training texts are different"
     words = [example.label for example in train]
     if min(map(len, set(words))) >= 4 and not any(map(_NOTED_NUMBER.fullmatch, set(words))):
-        told = sum(w.lower() in text.lower() for w, text in zip(words, texts, strict=True))
-        if told > _MAJORITY * len(texts):
-            yield f"{told / len(texts):.1%} of the training texts contain their label as a word"
+        named = sum(w.lower() in text.lower() for w, text in zip(words, texts, strict=True))
+        if named > _MAJORITY * len(texts):
+            yield f"{named / len(texts):.1%} of the training texts contain their label as a word"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -172,8 +172,8 @@ def _parts(content: object) -> Iterator[Any]:
             text = part if isinstance(part, str) else str(part.get("text") or "")
             yield from [text.strip()] * bool(text.strip())
         elif kind in ("image", "image_url"):
-            given = next((part[key] for key in _OWN if part.get(key) is not None), None)
-            cell = given.get("url", given) if isinstance(given, Mapping) else given
+            value = next((part[key] for key in _OWN if part.get(key) is not None), None)
+            cell = value.get("url", value) if isinstance(value, Mapping) else value
             yield None if cell is None else _Own(cell)
         else:
             raise ValueError(f"a part of a message has the type {kind!r}: expected text or image")

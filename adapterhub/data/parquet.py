@@ -104,8 +104,8 @@ def columns_in_structs(schema: Any) -> dict[str, tuple[str, ...]]:
     """Return the columns in the structs of a schema, such as `doc.text`, with their paths."""
     inner: dict[str, tuple[str, ...]] = {}
     for each in schema:
-        found = inner_columns(each.name, _empty_struct(each.type))
-        inner |= {name: (each.name, *path) for name, path in found.items()}
+        inside = inner_columns(each.name, _empty_struct(each.type))
+        inner |= {name: (each.name, *path) for name, path in inside.items()}
     return {name: path for name, path in inner.items() if name not in schema.names}
 
 

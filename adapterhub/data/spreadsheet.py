@@ -45,10 +45,10 @@ def read_sheet(source: str) -> Sheet:
                     writer.writerow(cells if any(cells) else [])
                     wide += sum(map(bool, cells)) > 1
                 more = f" of {len(book.worksheets)}" * (len(book.worksheets) > 1)
-                found = Sheet(f"sheet {sheet.title!r}{more}", written.getvalue())
+                own = Sheet(f"sheet {sheet.title!r}{more}", written.getvalue())
                 if wide > 1:
-                    return found
-                others += [found] * bool(found.text.strip())
+                    return own
+                others += [own] * bool(own.text.strip())
             if others:
                 return others[0]
     except FileNotFoundError as error:

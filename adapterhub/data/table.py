@@ -122,7 +122,7 @@ class Table:
         columns already listed in `notes`: "not read: a, b; why".
         """
         lines = (note.removeprefix(UNREAD) for note in notes if note.startswith(UNREAD))
-        told = {name for line in lines for name in line.partition(";")[0].split(", ")}
+        noted = {name for line in lines for name in line.partition(";")[0].split(", ")}
         used = {part for name in self.used for part in _within(name)} | self.used
         copies = self.unit == "sentence at line"  # the first and the last column have a second name
         known = [list(self.column(name)) for name in self.used] if copies else []
@@ -130,7 +130,7 @@ class Table:
         for name in dict.fromkeys(self.columns):
             if name in used or {*_within(name)} & ({*self.columns} - used | self.used):
                 continue
-            if name in told or (copies and list(self.column(name)) in known):
+            if name in noted or (copies and list(self.column(name)) in known):
                 continue
             count = len(self.lines)
             if not self.costly:
@@ -182,12 +182,12 @@ def inner_columns(name: str, value: object) -> dict[str, tuple[str, ...]]:
 
     An object that is read as a whole has no inner columns: a file, or answers with positions.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    columns: dict[str, tuple[str, ...]] = {}
     if isinstance(value, Mapping) and not {"bytes", "answer_start"} & value.keys():
         for key, inner in value.items():
             below = inner_columns(f"{name}.{key}", inner) or {f"{name}.{key}": ()}
-            found |= {column: (str(key), *path) for column, path in below.items()}
-    return found
+            columns |= {column: (str(key), *path) for column, path in below.items()}
+    return columns
 
 
 def columns_of_objects(

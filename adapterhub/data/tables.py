@@ -424,12 +424,12 @@ def read_folder(source: str) -> Table:
         DataError: there are no image or audio files.
     """
     root = Path(source)
-    found = [path.relative_to(root) for path in _files(root, {root.resolve()})]
-    names = [path for path in found if path.suffix.lower() in MEDIA_SUFFIXES]
-    if not names and all(p.suffix.lower() == ".txt" and len(p.parts) > 1 for p in found) and found:
-        return _text_folder(source, found)
+    paths = [path.relative_to(root) for path in _files(root, {root.resolve()})]
+    names = [path for path in paths if path.suffix.lower() in MEDIA_SUFFIXES]
+    if not names and all(p.suffix.lower() == ".txt" and len(p.parts) > 1 for p in paths) and paths:
+        return _text_folder(source, paths)
     captions = {name.with_suffix(".txt") for name in names}  # and may be read by a task
-    others = len({*found} - {*names} - captions)
+    others = len({*paths} - {*names} - captions)
     if not names:
         raise DataError(
             f"the folder {source} has no images and no audio",

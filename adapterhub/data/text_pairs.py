@@ -68,8 +68,8 @@ def pair_columns(
     Raises:
         DataError: the source cannot be read, or its columns are ambiguous.
     """
-    wants = WANTS["scored pairs" if scored else "pairs"]
-    return choose_columns(source, options, split, wants if labelled else {"text": "anchor"})
+    kinds = WANTS["scored pairs" if scored else "pairs"]
+    return choose_columns(source, options, split, kinds if labelled else {"text": "anchor"})
 
 
 def read_text_pairs(
@@ -153,9 +153,9 @@ def comparison_columns(
     Raises:
         DataError: the source cannot be read, or its columns are ambiguous.
     """
-    wants = WANTS["rated responses" if rated else "comparisons"]
-    if options.text is None and (labelled or _responses(source, options, split, wants)):
-        responses = {name: kind for name, kind in wants.items() if name != "text"}
+    kinds = WANTS["rated responses" if rated else "comparisons"]
+    if options.text is None and (labelled or _responses(source, options, split, kinds)):
+        responses = {name: kind for name, kind in kinds.items() if name != "text"}
         choice = choose_columns(source, options, split, responses)
         table = choice.table
         assert table is not None
@@ -166,7 +166,7 @@ def comparison_columns(
             keep_table(table, source, read, split)
             notes = (*choice.notes, *[f"prompts from {template!r}"] * bool(template))
             return replace(choice, options=read, notes=notes)
-    return choose_columns(source, options, split, wants, labelled=labelled)
+    return choose_columns(source, options, split, kinds, labelled=labelled)
 
 
 def _responses(source: str, options: DataOptions, split: str, wants: Wants) -> bool:
@@ -312,12 +312,12 @@ def _with_system(comparison: Comparison, system: Any) -> Comparison:
     if not isinstance(system, str):
         raise ValueError("the system message is not text")
     prompt, written = comparison.prompt, comparison.written
-    given: Messages = (("user", prompt),) if isinstance(prompt, str) else prompt
-    if given and given[0][0] == "system":
+    messages: Messages = (("user", prompt),) if isinstance(prompt, str) else prompt
+    if messages and messages[0][0] == "system":
         return comparison
     written = prompt if isinstance(prompt, str) else written
     text = f"{system}\n\n{written}" if written else ""
-    return replace(comparison, prompt=(("system", system), *given), written=text)
+    return replace(comparison, prompt=(("system", system), *messages), written=text)
 
 
 def _comparison(prompt: Any, *responses: Any) -> Comparison:

@@ -61,9 +61,9 @@ def embed(
         AttachError: an adapter is not attached.
     """
     own = modules_of_model(model, modules)
-    how = check_vector_pooling(pooling or own.pooling)
+    chosen = check_vector_pooling(pooling or own.pooling)
     refuse_decoder(model)
-    own.check_sizes(how, text_config(model).hidden_size)
+    own.check_sizes(chosen, text_config(model).hidden_size)
     unit = own.normalize if normalize is None else normalize
     prompt = own.prompt if prefix is None else prefix
     if adapters is not None and len(adapters) != len(texts):
@@ -78,9 +78,9 @@ def embed(
     for rows, batch, states in _passes(model, tokenizer, written, adapters, limit, batch_size):
         skip = torch.full((len(rows),), skipped) if skipped else None
         mask = batch["attention_mask"]
-        found = own.vectors(states, mask, pooling=how, normalize=unit, skip=skip)
-        vectors = vectors if vectors.shape[1] else vectors.new_zeros(len(texts), found.shape[1])
-        vectors[rows] = found.cpu()
+        computed = own.vectors(states, mask, pooling=chosen, normalize=unit, skip=skip)
+        vectors = vectors if vectors.shape[1] else vectors.new_zeros(len(texts), computed.shape[1])
+        vectors[rows] = computed.cpu()
     numbers: NDArray[float32] = vectors.numpy()
     return numbers
 

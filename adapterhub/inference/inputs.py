@@ -128,12 +128,12 @@ def _nameless(task: Task, source: str, options: DataOptions) -> Table | None:
 
 
 def examples_of(
-    given: Any, task: Task, options: DataOptions, *, keep_empty: bool = False
+    inputs: Any, task: Task, options: DataOptions, *, keep_empty: bool = False
 ) -> tuple[list[Any], bool]:
     """Return examples, and whether the input is a single one instead of a list.
 
     Args:
-        given: the user's input.
+        inputs: the user's input.
         task: the task of the adapter.
         options: the data options that it was trained with.
         keep_empty: accept a missing value as an empty text.
@@ -141,9 +141,9 @@ def examples_of(
     Raises:
         DataError: it has another form, or rows lack the columns of the training data.
     """
-    one = isinstance(given, str | os.PathLike | tuple | Mapping) or is_dataclass(given)
-    single = one or plain_cell(given) is None
-    items = [given] if single else items_of(given)
+    one = isinstance(inputs, str | os.PathLike | tuple | Mapping) or is_dataclass(inputs)
+    single = one or plain_cell(inputs) is None
+    items = [inputs] if single else items_of(inputs)
     if not single and messages_of(items) is not None and _is_message(items[0]):
         single, items = True, [items]
     rows = [isinstance(item, Mapping) for item in items]
@@ -169,14 +169,14 @@ def _is_message(item: Mapping[str, Any]) -> bool:
     return item.keys() >= {"role", "content"} or item.keys() >= {"from", "value"}
 
 
-def read_example(given: Any, task: Task, options: DataOptions) -> Any:
+def read_example(value: Any, task: Task, options: DataOptions) -> Any:
     """Return one input as an example of the task.
 
     Raises:
         DataError: it has another form, lacks a column or a text, or holds several inputs.
     """
-    refuse_half_characters(given)
-    examples, single = examples_of(given, task, options)
+    refuse_half_characters(value)
+    examples, single = examples_of(value, task, options)
     if not single:
         raise DataError(
             f"a list of {len(examples)} inputs",
@@ -186,24 +186,24 @@ def read_example(given: Any, task: Task, options: DataOptions) -> Any:
     return examples[0]
 
 
-def refuse_half_characters(given: Any) -> None:
+def refuse_half_characters(value: Any) -> None:
     """Refuse texts with half of a surrogate pair, which tokenizers do not accept.
 
     Raises:
         DataError: a text contains one.
     """
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            given.encode()
+            value.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"a text with half a character, U+{ord(given[error.start]):04X}",
+                f"a text with half a character, U+{ord(value[error.start]):04X}",
                 expected="text of whole characters",
             ) from None
-    elif isinstance(given, Mapping):
-        refuse_half_characters([*given, *given.values()])
-    elif isinstance(given, list | tuple):
-        for each in given:
+    elif isinstance(value, Mapping):
+        refuse_half_characters([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
             refuse_half_characters(each)
 
 
@@ -218,23 +218,23 @@ def encoded_example(example: Any, task: Task, setting: Setting) -> Encoded:
     return task.encode([example], setting, labelled=False)
 
 
-def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> list[Any]:
+def items_of(inputs: Any, action: str = "predict on", expected: str = _FORMS) -> list[Any]:
     """Return the items of a list, or the rows of a table: pandas, polars, pyarrow, datasets."""
-    if hasattr(given, "column_names") and hasattr(given, "to_list"):
-        given = given.with_format("arrow")[:]  # a datasets table: files are not decoded
-    if hasattr(given, "column_names") and hasattr(given, "to_pylist"):  # of Arrow
-        columns = [plain_values(given.column(name)) for name in given.column_names]
+    if hasattr(inputs, "column_names") and hasattr(inputs, "to_list"):
+        inputs = inputs.with_format("arrow")[:]  # a datasets table: files are not decoded
+    if hasattr(inputs, "column_names") and hasattr(inputs, "to_pylist"):  # of Arrow
+        columns = [plain_values(inputs.column(name)) for name in inputs.column_names]
         return [
-            dict(zip(given.column_names, row, strict=True)) for row in zip(*columns, strict=True)
+            dict(zip(inputs.column_names, row, strict=True)) for row in zip(*columns, strict=True)
         ]
     for rows in ("to_pylist", "to_dicts"):
-        if hasattr(given, rows):
-            return list(getattr(given, rows)())
-    if hasattr(given, "columns") and hasattr(given, "to_dict"):
-        return list(given.to_dict("records"))
-    if isinstance(given, Iterable) and not isinstance(given, bytes):
-        return list(given)
-    raise DataError(f"cannot {what} {type(given).__name__}", expected=expected)
+        if hasattr(inputs, rows):
+            return list(getattr(inputs, rows)())
+    if hasattr(inputs, "columns") and hasattr(inputs, "to_dict"):
+        return list(inputs.to_dict("records"))
+    if isinstance(inputs, Iterable) and not isinstance(inputs, bytes):
+        return list(inputs)
+    raise DataError(f"cannot {action} {type(inputs).__name__}", expected=expected)
 
 
 def _read_rows(

@@ -268,8 +268,8 @@ class SentenceEncoder:
         keep_4bit_layout(base, Patch())
         if self.head is None:
             own = read_modules(folder)
-            found = SentenceEncoder(own.pooling, None, own.normalize, modules=own)
-            return found._outputs(base, {}, model)
+            encoder = SentenceEncoder(own.pooling, None, own.normalize, modules=own)
+            return encoder._outputs(base, {}, model)
         tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))
         head = {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
         return self._outputs(base, head, model)

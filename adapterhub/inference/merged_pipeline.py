@@ -36,18 +36,20 @@ def write_pipeline(
     """
     folder, expected = Path(folder), _picture(pipeline)
     merge(adapter.model)
-    found = {"merged": _far(_picture(pipeline), expected, tolerance)}
+    differences = {"merged": _far(_picture(pipeline), expected, tolerance)}
     with explained(folder), quiet_loading():
         check_place(folder, overwrite=False, replaceable=())
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
         try:
             pipeline.save_pretrained(temporary)
-            found["reloaded"] = _far(_picture(load_pipeline(str(temporary))), expected, tolerance)
+            differences["reloaded"] = _far(
+                _picture(load_pipeline(str(temporary))), expected, tolerance
+            )
             put_in_place(temporary, folder, overwrite=False)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return found
+    return differences
 
 
 def _picture(pipeline: Any) -> Tensor:

@@ -146,8 +146,8 @@ class Predictor:
             raise empty_error(empty, named, len(examples))
         without = {*empty}
         kept = [example for number, example in enumerate(examples) if number not in without]
-        found = iter(self._predicted(kept, batch_size))
-        return [NoPrediction() if n in without else next(found) for n in range(len(examples))]
+        predictions = iter(self._predicted(kept, batch_size))
+        return [NoPrediction() if n in without else next(predictions) for n in range(len(examples))]
 
     def _predicted(self, examples: Sequence[Any], batch_size: int) -> list[Prediction]:
         if not examples:
@@ -234,18 +234,18 @@ class Predictor:
                 several prompts or beams.
             DataError: the prompt has another form.
         """
-        how = Writing(max_new_tokens, temperature, top_p, beams)
-        writer = self.writing(how)
+        writing = Writing(max_new_tokens, temperature, top_p, beams)
+        writer = self.writing(writing)
         examples, single = examples_of(prompt, self.task, self.data)
         if stream:
-            return writer.streamed(examples, how)
-        with how.sampling():
+            return writer.streamed(examples, writing)
+        with writing.sampling():
             predictions = writer.predict_examples(examples)
         writer.warn_of_cuts(predictions)
         texts = [str(getattr(each, "text", each)) for each in predictions]
         return texts[0] if single else texts
 
-    def writing(self, how: Writing) -> Predictor:
+    def writing(self, writing: Writing) -> Predictor:
         """Return the same model with other generation options.
 
         Raises:
@@ -259,15 +259,15 @@ class Predictor:
                 expected="an encoder-decoder, or a causal language model",
             )
         room = self.setting.positions - 1  # a text begins with at least one token
-        if how.max_new_tokens is not None and how.max_new_tokens > room:
+        if writing.max_new_tokens is not None and writing.max_new_tokens > room:
             raise ConfigError(
-                f"max_new_tokens is {how.max_new_tokens:,}: the model has no room for as many",
+                f"max_new_tokens is {writing.max_new_tokens:,}: the model has no room for as many",
                 expected=f"at most {room:,}, with the tokens of the prompt",
                 hint="--max-new-tokens N, or max_new_tokens=N in Python",
             )
-        return replace(self, task=how.applied(self.task))
+        return replace(self, task=writing.applied(self.task))
 
-    def streamed(self, examples: Sequence[Any], how: Writing) -> Iterator[str]:
+    def streamed(self, examples: Sequence[Any], writing: Writing) -> Iterator[str]:
         """Return the pieces of the text for one example while they are generated.
 
         A warning after the last piece reports how much of the example was cut.
@@ -282,14 +282,14 @@ class Predictor:
                 expected="one prompt, and a search with beams=1",
             )
         prompt = not self.model.config.is_encoder_decoder
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
 
         def write() -> None:
-            found.extend(self.predict_examples(examples))
+            predictions.extend(self.predict_examples(examples))
 
         def pieces() -> Iterator[str]:
-            yield from streamed(write, self.tokenizer, how, prompt=prompt)
-            self.warn_of_cuts(found)
+            yield from streamed(write, self.tokenizer, writing, prompt=prompt)
+            self.warn_of_cuts(predictions)
 
         return pieces()
 

@@ -101,9 +101,9 @@ def training_record(manifest: Manifest, task: str | None = None) -> TrainingReco
             offenders=[error.problem, *error.offenders],
             expected="the record of a run of this or an older version of adapterhub",
         ) from error
-    given = _parsed(task)
-    chosen, _ = given or recorded or _no_task(manifest)
-    known, kind = recorded or given or _no_task(manifest)
+    requested = _parsed(task)
+    chosen, _ = requested or recorded or _no_task(manifest)
+    known, kind = recorded or requested or _no_task(manifest)
     if chosen.head != known.head:
         raise ConfigError(
             f"{manifest.name!r} was trained on a model for {kind}, not for {chosen.name}",

@@ -74,13 +74,13 @@ def with_predictions(
 
     With `cuts`, inputs may be cut, and the column `truncated` counts their lost tokens.
     """
-    found = [p.columns(every) | ({"truncated": p.truncated} if cuts else {}) for p in predictions]
+    cells = [p.columns(every) | ({"truncated": p.truncated} if cuts else {}) for p in predictions]
     joined = dict(columns)
-    for name in dict.fromkeys(name for row in found for name in row):
+    for name in dict.fromkeys(name for row in cells for name in row):
         free = name
         while free.casefold() in {taken.casefold() for taken in joined}:
             free = f"predicted_{free}"
-        joined[free] = [row.get(name) for row in found]
+        joined[free] = [row.get(name) for row in cells]
     return joined
 
 

@@ -172,7 +172,7 @@ class TableWorker:
 
         job = self.job
         names = [ONLY] * rows.num_rows if job.route is None else rows[job.route].to_pylist()
-        found: list[str] = [""] * rows.num_rows
+        answers: list[str] = [""] * rows.num_rows
         for name in dict.fromkeys(names):
             indices = [index for index, each in enumerate(names) if each == name]
             own = rows.take(indices)
@@ -184,8 +184,8 @@ class TableWorker:
             )
             for index, prediction in zip(indices, predictions, strict=True):
                 cut = {"truncated": prediction.truncated} if prediction.truncated else {}
-                found[index] = json.dumps(prediction.as_dict() | cut, ensure_ascii=False)
-        return rows.append_column(job.into, pyarrow.array(found, pyarrow.string()))
+                answers[index] = json.dumps(prediction.as_dict() | cut, ensure_ascii=False)
+        return rows.append_column(job.into, pyarrow.array(answers, pyarrow.string()))
 
     def _examples(self, name: str, rows: Any, places: Sequence[str], file: str) -> list[Any]:
         options, task = self.job.options[name], self.adapters.predictors[name].task
@@ -208,14 +208,14 @@ def _parts(files: Mapping[str, str]) -> tuple[list[TablePart], Any]:
         with opened_parquet(
             file, "Parquet files for --input; --data reads other formats"
         ) as opened:
-            found = opened.schema_arrow.remove_metadata()
-            if schema is not None and not found.equals(schema):
+            own = opened.schema_arrow.remove_metadata()
+            if schema is not None and not own.equals(schema):
                 raise DataError(
                     f"{file} has other columns than {next(iter(files))}",
-                    offenders=[f"{field.name}: {field.type}" for field in found],
+                    offenders=[f"{field.name}: {field.type}" for field in own],
                     expected=", ".join(f"{field.name}: {field.type}" for field in schema),
                 )
-            schema = found
+            schema = own
             for group in range(opened.num_row_groups):
                 rows = opened.metadata.row_group(group).num_rows
                 if rows:

@@ -233,9 +233,9 @@ def launcher_shards() -> bool:
 @contextmanager
 def without_launcher_sharding() -> Iterator[None]:
     """Turn off accelerate's own sharding inside the context; `sharding.shard` replaces it."""
-    said = os.environ.pop(FSDP_FLAG, None)
+    flag = os.environ.pop(FSDP_FLAG, None)
     try:
         yield
     finally:
-        if said is not None:
-            os.environ[FSDP_FLAG] = said
+        if flag is not None:
+            os.environ[FSDP_FLAG] = flag

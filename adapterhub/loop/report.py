@@ -743,9 +743,9 @@ def _flat(options: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, An
 class NotesOnce(Several):
     """Forwards each note once, even if several runs give it; `said` has the notes so far."""
 
-    def __init__(self, reporters: list[Reporter], said: set[str]) -> None:
+    def __init__(self, reporters: list[Reporter], printed: set[str]) -> None:
         super().__init__(reporters)
-        self.said = said
+        self.said = printed
 
     def note(self, text: str) -> None:
         """Forward a note unless a run gave it before."""

@@ -292,5 +292,5 @@ def _place_for(tensor: Tensor, parameter: Tensor) -> Tensor:
 def _first_os_error(error: CheckpointException) -> OSError:
     """Return the first reason why a process could not write."""
     reasons = (pair[0] for pair in error.failures.values())
-    found = [reason for reason in reasons if isinstance(reason, OSError)]
-    return found[0] if found else OSError(str(error))
+    errors = [reason for reason in reasons if isinstance(reason, OSError)]
+    return errors[0] if errors else OSError(str(error))

@@ -198,8 +198,8 @@ def check_whole(names: str) -> None:
 
 def penalty(adapter: Adapter) -> torch.Tensor | None:
     """Return the sum of the penalties of an adapter's methods; None without penalties."""
-    found = (method.penalty(modules) for method, modules in stepping(adapter))
-    penalties = [each for each in found if each is not None]
+    values = (method.penalty(modules) for method, modules in stepping(adapter))
+    penalties = [each for each in values if each is not None]
     return torch.stack(penalties).sum() if penalties else None
 
 
@@ -317,10 +317,10 @@ def standings(scores: Sequence[tuple[float, float]], lower: bool) -> list[Standi
 
     `lower`: lower values are better.
     """
-    least, found = (math.inf, math.inf), list[Standing]()
+    least, standings = (math.inf, math.inf), list[Standing]()
     for value, loss in scores:
         rank = (value if lower else -value, loss if math.isfinite(loss) else math.inf)
         valid = math.isfinite(value)
-        found.append(Standing(best=valid and rank <= least, improved=valid and rank < least))
-        least = rank if found[-1].best else least
-    return found
+        standings.append(Standing(best=valid and rank <= least, improved=valid and rank < least))
+        least = rank if standings[-1].best else least
+    return standings

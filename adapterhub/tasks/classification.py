@@ -164,8 +164,8 @@ class Scored(Prediction):
 
     def columns(self, every: bool = False) -> dict[str, Any]:
         """Return the class and its probability."""
-        found = {"label": self.label, "probability": self.probability}
-        return found | score_columns(self.scores, every)
+        columns = {"label": self.label, "probability": self.probability}
+        return columns | score_columns(self.scores, every)
 
 
 @dataclass(frozen=True)

@@ -420,8 +420,8 @@ class Embedding(Task):
             both = regression_metrics([e.label or 0.0 for e in examples], cosines)
             return {name: both[name] for name in self.metric_names(examples)}
         right = _partners(examples)
-        found = {e.text: p.nearest for e, p in zip(examples, embedded, strict=True)}
-        ranked = [near.ranked if (near := found[query]) else () for query in right]
+        nearest = {e.text: p.nearest for e, p in zip(examples, embedded, strict=True)}
+        ranked = [near.ranked if (near := nearest[query]) else () for query in right]
         return ranking_metrics(ranked, [[1.0] * len(texts) for texts in right.values()])
 
     def outcome(self, example: TextPair, prediction: Prediction) -> dict[str, Any]:
@@ -478,16 +478,16 @@ def _with_passages(examples: Sequence[TextPair], every: Sequence[Vectors]) -> li
         for text, vector in zip(example.texts[1:], vectors[1:], strict=True)
     }
     right = _partners(examples)
-    found = nearest_passages(queries, passages, right)
+    nearest = nearest_passages(queries, passages, right)
     scores = {
         query: dict(zip(RANKING_METRICS, query_metrics(near.ranked, [1.0] * len(right[query])),
                         strict=True))
-        for query, near in found.items()
+        for query, near in nearest.items()
     }  # fmt: skip
     return [
         Embedded(vectors, near, near.right(str(example.pair)), scores[example.text])
         for example, vectors in zip(examples, every, strict=True)
-        for near in [found[example.text]]
+        for near in [nearest[example.text]]
     ]
 
 
@@ -509,7 +509,7 @@ def nearest_passages(
 
     names, texts = list(passages), list(queries)
     places = {name: number for number, name in enumerate(names)}
-    matrix, found = _of_length_1(np.stack([*passages.values()])), {}
+    matrix, nearest = _of_length_1(np.stack([*passages.values()])), {}
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]
         scores = _of_length_1(np.stack([queries[text] for text in some])) @ matrix.T
@@ -517,8 +517,8 @@ def nearest_passages(
             if text in places:
                 row[places[text]] = -np.inf
             own = [places[name] for name in (relevant or {}).get(text, ()) if name in places]
-            found[text] = _nearest(names, row, own)
-    return found
+            nearest[text] = _nearest(names, row, own)
+    return nearest
 
 
 def _nearest(names: Sequence[str], scores: Vectors, relevant: Sequence[int]) -> Nearest:

@@ -134,8 +134,8 @@ class ImageTextToText(Generation, WritesTexts):
         _, choice = super().fitted(source, options, split, labelled=labelled)
         if choice.options.pair is not None:
             return self, choice
-        asked = f"no column of questions: {self.prompt!r} is asked of each image"
-        return self, ColumnChoice(choice.options, choice.table, (*choice.notes, asked))
+        note = f"no column of questions: {self.prompt!r} is asked of each image"
+        return self, ColumnChoice(choice.options, choice.table, (*choice.notes, note))
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True

@@ -163,8 +163,8 @@ class MaskedLM(RawText):
 
         fills: list[_Fills] = [[] for _ in windows.examples]
         candidates = each_row(model, windows, batch_size, read)
-        for found, owner in zip(candidates, windows.owners, strict=True):
-            fills[owner] += found
+        for probable, owner in zip(candidates, windows.owners, strict=True):
+            fills[owner] += probable
         mask = str(tokenizer.mask_token)
         return [
             _filled(e.text, fill, mask) for e, fill in zip(windows.examples, fills, strict=True)
@@ -207,10 +207,12 @@ def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
     top = logits.float().softmax(-1).topk(LISTED_FILLS)
-    found: dict[str, float] = {}
+    probable: dict[str, float] = {}
     for token, value in zip(top.indices.tolist(), top.values.tolist(), strict=True):
-        found.setdefault(str(tokenizer.decode([token])).strip(), value)  # with or without a space
-    return found
+        probable.setdefault(
+            str(tokenizer.decode([token])).strip(), value
+        )  # with or without a space
+    return probable
 
 
 def _filled(text: str, fills: _Fills, mask: str) -> Filled:

@@ -68,8 +68,8 @@ class Labels(Prediction):
 
     def columns(self, every: bool = False) -> dict[str, Any]:
         """Return the labels and their probabilities."""
-        found = {"labels": [*self.labels], "probabilities": [*self.probabilities]}
-        return found | score_columns(self.scores, every)
+        columns = {"labels": [*self.labels], "probabilities": [*self.probabilities]}
+        return columns | score_columns(self.scores, every)
 
 
 @register_task

@@ -81,8 +81,8 @@ class Choice(Prediction):
 
     def columns(self, every: bool = False) -> dict[str, Any]:
         """Return the choice and its probability; choices differ between rows."""
-        found = {"choice": self.index, "chosen": self.text, "probability": self.probability}
-        return found | ({"probabilities": list(self.scores)} if every else {})
+        columns = {"choice": self.index, "chosen": self.text, "probability": self.probability}
+        return columns | ({"probabilities": list(self.scores)} if every else {})
 
 
 @register_task
@@ -135,8 +135,8 @@ class MultipleChoice(Task):
             first = first_number(table.column(options.label_column), len(names), cells)
 
         def build(text: Any, *values: Any) -> Choices:
-            given = list(values[: len(names)]) if in_columns else values[0]
-            choices, marks = listed_choices(given)
+            listed = list(values[: len(names)]) if in_columns else values[0]
+            choices, marks = listed_choices(listed)
             refuse(
                 text_problem(text, options.text_column, allow_empty=not labelled),
                 choices_problem(choices, names, allow_empty=not labelled),

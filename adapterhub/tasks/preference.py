@@ -125,9 +125,10 @@ class Preference(LossOptions, Generation, OfComparisons):
             pairs: list[list[float]] = policy.tolist()
             return pairs
 
-        found = each_row(model, data, batch_size, read)
+        references = each_row(model, data, batch_size, read)
         rows = [
-            row | {"reference": reference} for row, reference in zip(data.rows, found, strict=True)
+            row | {"reference": reference}
+            for row, reference in zip(data.rows, references, strict=True)
         ]
         return replace(data, rows=rows)
 

@@ -300,8 +300,8 @@ def _mask_scores(
                 logs = logits[first:][: len(own[min(own)])].float().log_softmax(-1)
                 yield [float(logs[:, answer].diagonal().sum()) for answer in own.values()]
 
-        found = each_row(model, replace(prompts, rows=rows), batch_size, read)
-        by_answer |= zip(own, zip(*found, strict=True), strict=True)
+        scores = each_row(model, replace(prompts, rows=rows), batch_size, read)
+        by_answer |= zip(own, zip(*scores, strict=True), strict=True)
     return [*map(list, zip(*(by_answer[i] for i in range(len(answers))), strict=True))]
 
 

@@ -203,7 +203,7 @@ class QuestionAnswering(Task):
         if setting.windows:  # longer for a long question
             words = len(tokenizer(question.text.strip(), verbose=False)["input_ids"])
             limit = min(max(limit, 2 * words), setting.positions, tokenizer.model_max_length)
-        asked = cut_text(question.text.strip(), tokenizer, limit // 2)  # half is for the context
+        text = cut_text(question.text.strip(), tokenizer, limit // 2)  # half is for the context
         room = limit - limit // 2 - tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
             raise ConfigError(
@@ -212,7 +212,7 @@ class QuestionAnswering(Task):
             )
         stride = min(self.stride, limit // 4, room - 1)
         encoded = tokenizer(
-            asked, question.context, truncation="only_second", max_length=limit, stride=stride,
+            text, question.context, truncation="only_second", max_length=limit, stride=stride,
             return_overflowing_tokens=True, return_offsets_mapping=True,
         )  # fmt: skip
         names = [n for n in encoded if n not in ("offset_mapping", "overflow_to_sample_mapping")]
@@ -225,8 +225,8 @@ class QuestionAnswering(Task):
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether the context fits one window with the whole question."""
         limit = limit_of(setting)
-        asked = sum(offset is None for offset in row["offsets"])
-        return len(row["input_ids"]) <= limit and asked <= limit // 2
+        outside = sum(offset is None for offset in row["offsets"])
+        return len(row["input_ids"]) <= limit and outside <= limit // 2
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the tokens of the row and of the answer."""
@@ -270,8 +270,8 @@ class QuestionAnswering(Task):
                 start, end = starts[item, window], ends[item, window]
                 yield [*self._spans(start, end, offsets)], float(start[0] + end[0])
 
-        found = each_row(model, data, batch_size, read)
-        for owner, (best, without) in zip(data.owners, found, strict=True):
+        best_spans = each_row(model, data, batch_size, read)
+        for owner, (best, without) in zip(data.owners, best_spans, strict=True):
             spans[owner] += best
             no_answer[owner].append(without)
         windows = zip(data.examples, spans, map(min, no_answer), strict=True)

@@ -91,10 +91,10 @@ class Reranking(Regression):
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
         """Return the relevance, the probability, and the output that ranks the passages."""
-        found = super().outcome(example, prediction)
-        output = _logit(float(found["prediction"]))
+        columns = super().outcome(example, prediction)
+        output = _logit(float(columns["prediction"]))
         limited = min(max(output, -_MOST), _MOST)
-        return found | {"query": text_number(example.text), "output": limited}
+        return columns | {"query": text_number(example.text), "output": limited}
 
     # Metrics
 

@@ -161,17 +161,17 @@ class SpeechRecognition(Generation, SoundTask):
                 expected="a backbone for speech recognition, such as facebook/wav2vec2-base-960h "
                 "or openai/whisper-small",
             )
-        heard = super().most_seconds(setting)
-        most = min(self.seconds, heard)
+        limit = super().most_seconds(setting)
+        most = min(self.seconds, limit)
         long = [example for example in examples if example.seconds > most]
         if not long:
             return
         needed = math.ceil(max(example.seconds for example in long))
-        larger = f", or --task 'speech-recognition(seconds={needed})'" if heard >= needed else ""
-        why = "the backbone hears no more" if heard <= self.seconds else "seconds of the task"
+        larger = f", or --task 'speech-recognition(seconds={needed})'" if limit >= needed else ""
+        reason = "the backbone hears no more" if limit <= self.seconds else "seconds of the task"
         raise DataError(
             f"{len(long):,} of {len(examples):,} recordings are longer than {most:g} seconds "
-            f"({why})",
+            f"({reason})",
             offenders=first_few([f"{e.name}: {e.seconds:,.1f} seconds" for e in long]),
             hint=f"split these files, with the text of each part{larger}",
         )

@@ -260,8 +260,8 @@ class Tagging(WeighsClasses, Task):
         tags = [[unread] * len(sentence.tokens) for sentence in data.examples]
         scores = [[1.0] * len(sentence.tokens) for sentence in data.examples]
         around = [[-1] * len(sentence.tokens) for sentence in data.examples]
-        found = each_row(model, data, batch_size, read)
-        for owner, tokens in zip(data.owners, found, strict=True):
+        probabilities = each_row(model, data, batch_size, read)
+        for owner, tokens in zip(data.owners, probabilities, strict=True):
             for token, near, label, score in tokens:
                 if near > around[owner][token]:
                     around[owner][token] = near
@@ -323,12 +323,12 @@ def entities(
         end = start + len(token)
         places.append((start, end))
     known = scores or [1.0] * len(tags)
-    found = []
+    entities = []
     for kind, first, behind in spans(tags, scheme):
         start, end = places[first][0], places[behind - 1][1]
         score = sum(known[first:behind]) / (behind - first)
-        found.append(Entity(kind, sentence.text[start:end], start, end, score))
-    return found
+        entities.append(Entity(kind, sentence.text[start:end], start, end, score))
+    return entities
 
 
 _NOTES: Mapping[str, str] = {

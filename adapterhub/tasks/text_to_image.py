@@ -170,8 +170,8 @@ class TextToImage(MediaTask):
     ) -> tuple[Task, ColumnChoice]:
         """Return the task, and the columns of images and captions."""
         if not labelled:
-            wants = WANTS["texts"]
-            return self, choose_columns(source, options, split, wants, labelled=False)
+            columns = WANTS["texts"]
+            return self, choose_columns(source, options, split, columns, labelled=False)
         named = labelled and not self._has_own(source)
         return self, choose_columns(source, options, split, self.columns, labelled=named)
 
@@ -334,7 +334,7 @@ class TextToImage(MediaTask):
         return [Picture(each) for each in self.pictures(data.setting, prompts, batch_size)]
 
     def pictures(
-        self, setting: Setting, prompts: Sequence[str], batch_size: int, what: str = "images"
+        self, setting: Setting, prompts: Sequence[str], batch_size: int, subject: str = "images"
     ) -> list[Image]:
         """Generate images with the pipeline; the noise of image i is seeded by the seed and i."""
         import torch
@@ -346,7 +346,7 @@ class TextToImage(MediaTask):
         options |= {"guidance_scale": self.guidance} if self.guidance else {}
         options |= sized(pipeline, self.side(setting))
         made = list[Any]()
-        with counting(len(prompts), f"making {what}") as done, torch.no_grad():
+        with counting(len(prompts), f"making {subject}") as done, torch.no_grad():
             for start in range(0, len(prompts), batch_size):
                 some = list(prompts[start : start + batch_size])
                 numbers = [

@@ -105,8 +105,8 @@ class UnifiedQA(Seq2Seq):
             listed: Sequence[str] = ()
             marks: Sequence[str] = ()
             if self._has_choices:
-                given = [values[c] for c in choices] if in_columns else values[choices[0]]
-                listed, marks = listed_choices(given)
+                own = [values[c] for c in choices] if in_columns else values[choices[0]]
+                listed, marks = listed_choices(own)
                 refuse(choices_problem(listed, choices, allow_empty=not labelled))
                 refuse(*_too_many(listed))
             answer = self._answer(values[options.label_column], listed, marks) if labelled else None

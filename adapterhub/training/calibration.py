@@ -434,8 +434,8 @@ class Gradients(_Watch):
             if computed is None:
                 raise TrainingError("the model returned no loss", expected="labels in each batch")
             outputs = [y for _, _, y in self.calls]
-            found = torch.autograd.grad(computed, outputs, allow_unused=True)
-        for (site, x, _), gradient in zip(self.calls, found, strict=True):
+            gradients = torch.autograd.grad(computed, outputs, allow_unused=True)
+        for (site, x, _), gradient in zip(self.calls, gradients, strict=True):
             if gradient is not None:
                 own = gradient.flatten(0, -2).float().T @ x.detach().flatten(0, -2).float()
                 self.sums[site] = self.sums[site] + own if site in self.sums else own

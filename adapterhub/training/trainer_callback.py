@@ -65,8 +65,8 @@ class TrainerCallback(TransformersCallback):
             )
         if any(map(is_sharded, model.parameters())):
             check_whole(", ".join(m.name for each in attached for m, _ in stepping(each)))
-        given = kwargs.get("processing_class")
-        tokenizer = getattr(given, "tokenizer", given)
+        processing = kwargs.get("processing_class")
+        tokenizer = getattr(processing, "tokenizer", processing)
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             for adapter in attached:
                 _record(adapter, tokenizer)

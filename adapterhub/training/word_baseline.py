@@ -85,7 +85,7 @@ def _fitted(
 
 
 def compare_with_words(
-    data: RunData, rows: Sequence[Any], found: PredictionFile | None
+    data: RunData, rows: Sequence[Any], predictions: PredictionFile | None
 ) -> WordsComparison | None:
     """Compare a run's predictions for some rows with a bag of words fitted to its data.
 
@@ -95,21 +95,25 @@ def compare_with_words(
         The comparison, or why it was skipped; None for other tasks than classification and
         regression of texts, and without the predictions of these rows.
     """
-    if found is None or data.parts or data.streams or found.data != data_hash(rows):
+    if predictions is None or data.parts or data.streams or predictions.data != data_hash(rows):
         return None
-    if data.task.head not in HEADS or not reads_words(found.kind, (*data.train, *rows)):
+    if data.task.head not in HEADS or not reads_words(predictions.kind, (*data.train, *rows)):
         return None
-    classes = len({each.label for each in data.train}) if found.kind == "classes" else 1
+    classes = len({each.label for each in data.train}) if predictions.kind == "classes" else 1
     size = sum(len(each.text) + len(each.pair or "") for each in (*data.train, *rows))
     if len(data.train) > MOST_FITTED or size * classes > _MOST_WORK:
         about = f"{len(data.train):,} training rows, {size:,} characters, {classes:,} classes"
         return WordsComparison(skipped=f"{about} are too many")
-    columns = predict_by_words(found.kind, data.train, rows)
+    columns = predict_by_words(predictions.kind, data.train, rows)
     if columns is None:
         return WordsComparison(skipped="the training rows have one class, or no word")
-    score = found.metric if found.metric in row_scores(found.kind) else row_score(found.kind).name
+    score = (
+        predictions.metric
+        if predictions.metric in row_scores(predictions.kind)
+        else row_score(predictions.kind).name
+    )
     outcomes = [
         row | {name: values[n] for name, values in columns.items()}
-        for n, row in enumerate(found.rows)
+        for n, row in enumerate(predictions.rows)
     ]
-    return WordsComparison.between(replace(found, rows=outcomes), found, score)
+    return WordsComparison.between(replace(predictions, rows=outcomes), predictions, score)

@@ -46,14 +46,14 @@ def chat_text(
     Raises:
         ConfigError: the template is broken or rejects the chat.
     """
-    messages, given = _for_template(tokenizer, turns)
+    messages, arguments = _for_template(tokenizer, turns)
     try:
         text = tokenizer.apply_chat_template(
             messages,
             tokenize=False,
             add_generation_prompt=generation_prompt,
             chat_template=template,
-            **given,
+            **arguments,
         )
     except Exception as error:  # a template raises anything, and its message is its own
         raise ConfigError(
@@ -73,11 +73,13 @@ def _for_template(
     Arguments of `apply_chat_template` itself are dropped: data may not set them.
     """
     messages = [dict(turn) for turn in turns]
-    given = messages[0].pop(ARGUMENTS, None) if messages else None
-    if not isinstance(given, Mapping):
+    arguments = messages[0].pop(ARGUMENTS, None) if messages else None
+    if not isinstance(arguments, Mapping):
         return messages, {}
     own = inspect.signature(tokenizer.apply_chat_template).parameters.keys()
-    return messages, {k: v for k, v in given.items() if k in ("tools", "documents") or k not in own}
+    return messages, {
+        k: v for k, v in arguments.items() if k in ("tools", "documents") or k not in own
+    }
 
 
 def marked_spans(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> list[Span] | None:
@@ -85,8 +87,8 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> l
 
     The text of the chat is the result of an earlier call of `chat_text`.
     """
-    messages, given = _for_template(tokenizer, turns)
-    template = tokenizer.get_chat_template(None, given.get("tools"))
+    messages, arguments = _for_template(tokenizer, turns)
+    template = tokenizer.get_chat_template(None, arguments.get("tools"))
     if not _GENERATION.search(template):
         return None
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -95,7 +97,7 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> l
         conversations=[messages],
         chat_template=template,
         return_assistant_tokens_mask=True,
-        **{**tokenizer.special_tokens_map, **given},
+        **{**tokenizer.special_tokens_map, **arguments},
     )
     spans: list[Span] = []
     for begin, end in sorted(rendered[1][0]):  # blocks in blocks are parts of these
@@ -239,9 +241,9 @@ def _behind(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], number: int
 ) -> str:
     """Return the text that a template writes after an answer at the end of a chat."""
-    given = {k: v for k, v in turns[number].items() if k == ARGUMENTS}
+    arguments = {k: v for k, v in turns[number].items() if k == ARGUMENTS}
     for content in (_MARK, [{"type": "text", "text": _MARK}]):
-        answer = {"role": "assistant", "content": content, **given}
+        answer = {"role": "assistant", "content": content, **arguments}
         _, mark, behind = (_tried(render, [*turns[:number], answer], False) or "").rpartition(_MARK)
         if mark:
             return behind
@@ -345,10 +347,10 @@ def unused_keys(
     without: dict[str, list[Turn]] = {
         key: [{k: v for k, v in turn.items() if k != key} for turn in turns] for key in counts
     }
-    found = turns[0].get(ARGUMENTS)
-    given = found if isinstance(found, Mapping) else {}
-    for key in given:
-        others = {k: v for k, v in given.items() if k != key}
+    value = turns[0].get(ARGUMENTS)
+    arguments = value if isinstance(value, Mapping) else {}
+    for key in arguments:
+        others = {k: v for k, v in arguments.items() if k != key}
         without[key] = [{**turns[0], ARGUMENTS: others}, *turns[1:]]
         counts[key] += 1
     return Counter(

@@ -42,9 +42,9 @@ def task_by_data(table: Table, options: DataOptions) -> tuple[str, str]:
     named = {options.text, options.pair, options.label} - {None}
     columns = [c for c in dict.fromkeys(table.columns) if not named or c in named]
     profiles = {plain_name(column): profile_of(table, column) for column in columns}
-    found = next(_tasks(table, profiles, options), (DEFAULT, ""))
+    first = next(_tasks(table, profiles, options), (DEFAULT, ""))
     # Label names imply a task with labels.
-    return found if options.labels is None or found[0] in _LABELLED else (DEFAULT, "")
+    return first if options.labels is None or first[0] in _LABELLED else (DEFAULT, "")
 
 
 _LABELLED = ("multi-label", "tagging", "image-classification", "audio-classification")
@@ -196,11 +196,11 @@ def _refuse_known(table: Table, profiles: Profiles) -> None:
     Raises:
         DataError: the data is such a data set.
     """
-    for columns, what, instead in _KNOWN:
+    for columns, problem, instead in _KNOWN:
         objects = [profiles[name] for name in columns if name in _OBJECTS and name in profiles]
         if {*columns} <= profiles.keys() and not any(profile.texts for profile in objects):
             raise DataError(
-                f"{table.source} has {what}",
+                f"{table.source} has {problem}",
                 offenders=first_few(table.samples()),
                 expected="data that one task reads; no task is guessed for these",
                 hint=instead,
@@ -223,24 +223,24 @@ def _refuse_answers(table: Table, profiles: Profiles) -> None:
     Raises:
         DataError: answers lack positions in their contexts, or a question has a list of answers.
     """
-    asked, about = _named(profiles, names.QUESTIONS[:1]), _named(profiles, names.CONTEXTS)
+    question, about = _named(profiles, names.QUESTIONS[:1]), _named(profiles, names.CONTEXTS)
     answers = _named(profiles, names.ANSWERS[:1]) or _named(profiles, (("answer",),))
-    if asked is None or answers is None:
+    if question is None or answers is None:
         return
     listed = [*map(_listed, answers.values)]
     if about is not None and all(isinstance(context, str) for context in about.values):
         contexts = zip(*(table.spread(p.name, 200) for p in (about, answers)), strict=False)
-        told = [
+        contained = [
             any(text.strip() and text.strip() in str(context) for text in _listed(cell))
             for context, cell in contexts
         ]
-        if sum(told) > 0.5 * len(told):
+        if sum(contained) > 0.5 * len(contained):
             raise DataError(
                 f"{table.source} has answers without their places in {about.name!r}",
                 offenders=first_few(table.samples()),
                 expected='answers as in SQuAD, {"text": ["Ada"], "answer_start": [0]}, for --task '
                 "question-answering",
-                hint=f"--task unified-qa --text {asked.name} --pair {about.name} --label "
+                hint=f"--task unified-qa --text {question.name} --pair {about.name} --label "
                 f"{answers.name} writes answers; --task classification if they are classes",
             )
     if all(isinstance(value, list) for value in answers.values) and all(listed):
@@ -248,7 +248,7 @@ def _refuse_answers(table: Table, profiles: Profiles) -> None:
             f"{table.source} has lists of answers in {answers.name!r}, which are not labels",
             offenders=first_few(table.samples()),
             expected="one answer for each question, as a text",
-            hint=f"--task seq2seq or causal-lm --text {asked.name} --label COLUMN; --task "
+            hint=f"--task seq2seq or causal-lm --text {question.name} --label COLUMN; --task "
             "multi-label if they are labels",
         )
 
@@ -262,15 +262,15 @@ def _refuse_questions(table: Table, profiles: Profiles) -> None:
     Raises:
         DataError: there are answers, choices or contexts next to a question, in an unknown form.
     """
-    asked = _named(profiles, (("question",), ("problem", "qtext", "questiontext")))
-    if asked is None or not asked.is_string:
+    question = _named(profiles, (("question",), ("problem", "qtext", "questiontext")))
+    if question is None or not question.is_string:
         return
     label = _named(profiles, (("label",), *names.CLASSES))
     pairs = [profiles[two] for one, two in names.PAIRS if one == "question" and two in profiles]
     pairs = [profile for profile in pairs if profile.is_string]
     answer = profiles.get("answer")
     is_class = answer is not None and answer.could_be_class and not answer.is_text
-    read = [asked, label, *pairs[:1], *[answer] * (label is None and is_class)]
+    read = [question, label, *pairs[:1], *[answer] * (label is None and is_class)]
     usual = (*names.ANSWER_PARTS, *names.QUESTION_PARTS)
     free = {n: p for n, p in profiles.items() if p not in read and p.values and "." not in p.name}
     free = {name: profile for name, profile in free.items() if not name.endswith(_NO_PARTS)}
@@ -283,19 +283,19 @@ def _refuse_questions(table: Table, profiles: Profiles) -> None:
         offenders=first_few(table.samples()),
         expected="one question a row, with a text for its context, and a text, or a list of "
         "choices and the right one, for its answer",
-        hint=_typed_question(asked, label, parts),
+        hint=_typed_question(question, label, parts),
     )
 
 
 def _typed_question(
-    asked: ColumnProfile, label: ColumnProfile | None, parts: Sequence[ColumnProfile]
+    question: ColumnProfile, label: ColumnProfile | None, parts: Sequence[ColumnProfile]
 ) -> str:
     """Return the flags to type for the text parts of questions."""
     answers = [p for p in parts if any(part in plain_name(p.name) for part in names.ANSWER_PARTS)]
     texts = [p.name for p in answers if p.is_string and not p.is_choices]
     texts = [shlex.quote(n) for n in texts if "answer" in n.lower() or "solution" in n.lower()]
     about = [p.name for p in parts if p not in answers and p.is_text]
-    text = f"--text {shlex.quote(asked.name)}"
+    text = f"--text {shlex.quote(question.name)}"
     if not texts:
         return (
             "write them as columns: question, context and answer, for --task unified-qa; or "
@@ -303,7 +303,7 @@ def _typed_question(
         )
     if label is not None and plain_name(label.name) == "label":
         if about:
-            text = f"--text '{{{about[0]}}} {{{asked.name}}}'"
+            text = f"--text '{{{about[0]}}} {{{question.name}}}'"
         return f"--task classification {text} --pair {texts[0]} --label {shlex.quote(label.name)}"
     if about:
         return f"--task unified-qa {text} --pair {shlex.quote(about[0])} --label {texts[0]}"

@@ -72,8 +72,8 @@ def check_languages(
     listed = " ".join(known)  # without commas: NLLB's 202 fit the longest line of an error
     around = bool(language_ids(tokenizer))
     needed = LANGUAGE_COLUMNS if around else LANGUAGE_COLUMNS[1:] if known else ()
-    given = [name for name, language in zip(LANGUAGE_COLUMNS, chosen, strict=True) if language]
-    if unread := [name for name in given if name not in needed]:
+    named = [name for name, language in zip(LANGUAGE_COLUMNS, chosen, strict=True) if language]
+    if unread := [name for name in named if name not in needed]:
         raise LanguageError(
             f"the tokenizer of this backbone reads no {' or '.join(unread)}",
             expected=f"{needed[0]} alone" if needed else "a backbone for several languages",

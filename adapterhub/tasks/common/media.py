@@ -132,8 +132,8 @@ class SoundTask(MediaTask):
 
     def file_row(self, example: MediaFile, setting: Setting) -> Row:
         """Return the row of an audio file, without its targets."""
-        heard = min(example.seconds, self.most_seconds(setting))
-        return {"file": example, "frames": max(round(heard * FRAMES), 1)}
+        seconds = min(example.seconds, self.most_seconds(setting))
+        return {"file": example, "frames": max(round(seconds * FRAMES), 1)}
 
     def size(self, row: Row) -> int:
         """Return the approximate number of states that the encoder computes."""

@@ -243,22 +243,26 @@ def transcription_metrics(
     _check_lengths(references, predictions)
     pairs = [*zip(references, predictions, strict=True)]
     return {
-        "wer": _error_rate(word_errors(said, written, exact=exact) for said, written in pairs),
-        "cer": _error_rate(_character_errors(said, written, exact) for said, written in pairs),
+        "wer": _error_rate(
+            word_errors(reference, written, exact=exact) for reference, written in pairs
+        ),
+        "cer": _error_rate(
+            _character_errors(reference, written, exact) for reference, written in pairs
+        ),
     }
 
 
-def word_errors(said: str, written: str, *, exact: bool = False) -> tuple[int, int]:
+def word_errors(reference: str, written: str, *, exact: bool = False) -> tuple[int, int]:
     """Count the wrong words (substituted, deleted, inserted) and the words of the reference.
 
     Raises:
         ConfigError: the library that counts errors is not installed.
     """
-    return _errors(_jiwer().process_words(*_compared(said, written, exact)))
+    return _errors(_jiwer().process_words(*_compared(reference, written, exact)))
 
 
-def _character_errors(said: str, written: str, exact: bool) -> tuple[int, int]:
-    return _errors(_jiwer().process_characters(*_compared(said, written, exact)))
+def _character_errors(reference: str, written: str, exact: bool) -> tuple[int, int]:
+    return _errors(_jiwer().process_characters(*_compared(reference, written, exact)))
 
 
 def _jiwer() -> Any:
@@ -272,8 +276,8 @@ def _jiwer() -> Any:
     return jiwer
 
 
-def _compared(said: str, written: str, exact: bool) -> tuple[str, str]:
-    return (said, written) if exact else (spoken(said), spoken(written))
+def _compared(reference: str, written: str, exact: bool) -> tuple[str, str]:
+    return (reference, written) if exact else (spoken(reference), spoken(written))
 
 
 def spoken(text: str) -> str:
@@ -288,8 +292,8 @@ def _errors(counts: Any) -> tuple[int, int]:
 
 
 def _error_rate(counts: Iterable[tuple[int, int]]) -> float:
-    wrong, said = map(sum, zip(*counts, strict=True))
-    return wrong / max(said, 1)
+    wrong, total = map(sum, zip(*counts, strict=True))
+    return wrong / max(total, 1)
 
 
 _GENERATION = {"bleu": _bleu, "rouge": _rouge, "exact": _exact}
@@ -348,10 +352,10 @@ def ranking_metrics(
 
 
 def query_metrics(
-    found: Sequence[float | Tied], gains: Sequence[float]
+    ranked: Sequence[float | Tied], gains: Sequence[float]
 ) -> tuple[float, float, float, float]:
     """Compute `RANKING_METRICS` of one query with a relevant passage."""
-    blocks = [each if isinstance(each, Tied) else _alone(each) for each in found]
+    blocks = [each if isinstance(each, Tied) else _alone(each) for each in ranked]
     hits = _by_rank(blocks, len)
     many = sum(gain > 0 for gain in gains)
     ideal = _discounted(sorted(gains, reverse=True))
@@ -424,7 +428,7 @@ def _check_lengths(labels: Sequence[object], predictions: Sequence[object]) -> N
         )
 
 
-def _check_finite(what: str, values: Sequence[float]) -> None:
-    bad = [f"{what}[{i}] is {float(v)}" for i, v in enumerate(values) if not math.isfinite(v)]
+def _check_finite(noun: str, values: Sequence[float]) -> None:
+    bad = [f"{noun}[{i}] is {float(v)}" for i, v in enumerate(values) if not math.isfinite(v)]
     if bad:
-        raise DataError(f"{len(bad)} of {len(values)} {what} are not numbers", offenders=bad[:5])
+        raise DataError(f"{len(bad)} of {len(values)} {noun} are not numbers", offenders=bad[:5])

@@ -117,14 +117,14 @@ def stream_tokens(texts: TextStream, tokenizer: PreTrainedTokenizerBase, frame: 
         nonlocal starts
         pieces = [text.text for text in group]
         encoded = tokenizer(pieces, add_special_tokens=False, verbose=False)  # long ones are cut
-        found: list[int] = []
+        stream: list[int] = []
         for index, (text, ids) in enumerate(zip(group, encoded["input_ids"], strict=True)):
-            found += frame.begin if starts else ()
+            stream += frame.begin if starts else ()
             flags = word_starts(encoded, index, text.text) if frame.words else frozenset()
-            found += [i | STARTS_WORD if n in flags else i for n, i in enumerate(ids)]
-            found += frame.end if text.ends else ()
+            stream += [i | STARTS_WORD if n in flags else i for n, i in enumerate(ids)]
+            stream += frame.end if text.ends else ()
             starts = text.ends
-        return np.array(found, dtype=np.uint32)
+        return np.array(stream, dtype=np.uint32)
 
     key = [_identity(tokenizer), list(frame.begin), list(frame.end), frame.words]
     tokens = stored_tokens(texts, key, tokenize)

@@ -164,9 +164,9 @@ class OfComparisons(Task):
         """Encode one row per example, with the tokens of two responses after the prompt."""
         if self.rated:
             # Each prompt also with the response of the example before.
-            said = [e.chosen or e.rejected for e in examples]
-            others = [*said[-1:], *said[:-1]]
-            first = [replace(e, chosen=text) for e, text in zip(examples, said, strict=True)]
+            own = [e.chosen or e.rejected for e in examples]
+            others = [*own[-1:], *own[:-1]]
+            first = [replace(e, chosen=text) for e, text in zip(examples, own, strict=True)]
             second = [replace(e, rejected=text) for e, text in zip(examples, others, strict=True)]
         else:
             first = second = list(examples)

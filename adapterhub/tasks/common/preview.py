@@ -54,7 +54,7 @@ def removed_text(
 ) -> str:
     """Return the text of the tokens in `whole` but not in `kept`, in order."""
     matcher = SequenceMatcher(None, whole, kept, autojunk=False)
-    gone = [whole[a:b] for what, a, b, _, _ in matcher.get_opcodes() if what != "equal"]
+    gone = [whole[a:b] for kind, a, b, _, _ in matcher.get_opcodes() if kind != "equal"]
     return " ... ".join(str(tokenizer.decode(list(ids))).strip() for ids in gone if ids)
 
 

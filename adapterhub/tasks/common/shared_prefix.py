@@ -220,11 +220,11 @@ def _tried_cache(model: PreTrainedModel, ids: Sequence[int], length: int) -> Any
             begun = model(input_ids=first, attention_mask=mask[:, :length], use_cache=True, **last)
             cache = begun.past_key_values
             copied = _selected(cache, torch.zeros(1, dtype=torch.long))
-            found = model(input_ids=rest, attention_mask=mask, past_key_values=copied)
+            computed = model(input_ids=rest, attention_mask=mask, past_key_values=copied)
             expected = model(input_ids=whole, attention_mask=mask[:, :-1], **all_of_rest)
     except Exception:  # raised by a model that accepts no cache, or no part of a text
         return None
-    pairs = {"logits": expected.logits[:, -tokens:]}, {"logits": found.logits[:, :tokens]}
+    pairs = {"logits": expected.logits[:, -tokens:]}, {"logits": computed.logits[:, :tokens]}
     return cache if same(*pairs, model.dtype) else None
 
 

@@ -99,7 +99,7 @@ def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
     """
     if scheme == "plain":
         return [(tag, n, n + 1) for n, tag in enumerate(tags) if tag]
-    found: list[Span] = []
+    spans: list[Span] = []
     open_kind = ""
     for n, tag in enumerate(tags):
         prefix, kind = ("I", tag) if scheme == "kinds" else (tag[:1], tag[2:])
@@ -107,11 +107,11 @@ def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
             open_kind = ""
             continue
         if prefix in _BEGINS or kind != open_kind:
-            found.append((kind, n, n + 1))
+            spans.append((kind, n, n + 1))
         else:
-            found[-1] = (kind, found[-1][1], n + 1)
+            spans[-1] = (kind, spans[-1][1], n + 1)
         open_kind = "" if prefix in _ENDS else kind
-    return found
+    return spans
 
 
 def written(entities: Sequence[Span], words: int, scheme: Scheme) -> list[str]:
