@@ -333,6 +333,7 @@ def test_the_page_names_the_tests_and_the_versions():
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert named == {name for name in globals() if re.match(r"test_(?!the_(page|short))", name)}
     assert f"peft {importlib.metadata.version('peft')}" in PAGE
+    assert f"adapterhub {ah.__version__.rpartition('.')[0]}," in PAGE
 
 
 def test_the_short_table_agrees_with_the_long_one():
