@@ -13,6 +13,9 @@ Claims, each with its record in benchmarks/results/:
                    held-out tickets, and what is forgotten: KL(backbone || adapted) per token
     rates          loss on held-out rows after 30 steps at five learning rates around the default of
                    then; SmolLM2 is in bf16
+    usual          loss on held-out rows of the method that `train` chooses for language models, at
+                   four learning rates, on tickets and on GSM8K, with two seeds; in bf16 (the
+                   second seed comes last, so that a measurement that is stopped has whole rows)
 
 What the record of a claim has is not measured again, except for merges.
 """
@@ -26,8 +29,10 @@ import math
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import records
@@ -38,6 +43,7 @@ from adapterhub.data.tickets import load_tickets
 from adapterhub.inference.open import open_backbone
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
+from adapterhub.tasks.common.infer_task import OF_LANGUAGE_MODELS
 from adapterhub.training.run import run
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +55,8 @@ METHODS = ("lora", "lora(sites=['attn.*', 'ffn.*'])", "dora", "pfeiffer", "mam",
 SWEPT = ("prefix", "lora", "prompt", "pfeiffer", "ia3", "full")
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 TEXTS, MERGED_ROWS, STEPS, QUICK_STEPS = 100, 50, 60, 30
+USUAL_RATES, SEEDS = (1e-4, 2e-4, 4e-4, 1e-3), (0, 1)
+QUESTIONS = {"train": 400, "test": 60}  # rows of GSM8K
 
 
 def main() -> None:
@@ -202,7 +210,7 @@ def methods(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def on_tickets(
     method: str, folder: Path, steps: int, *, generate: bool = False, rate: float | None = None,
-    **how: str,
+    **how: Any,
 ) -> Any:  # fmt: skip
     """Train SmolLM2 on tickets."""
     files = {"train": folder / "train.jsonl", "eval": folder / "eval.jsonl"}
@@ -214,16 +222,17 @@ def on_tickets(
 
 def train(
     model: str, method: str, task: str, files: dict[str, Path], output: Path, steps: int,
-    rate: float | None, dtype: str = "fp32", quantize: str | None = None,
+    rate: float | None, dtype: str = "fp32", quantize: str | None = None, seed: int = 0,
+    batch_size: int = 8,
 ) -> Any:  # fmt: skip
-    """Train so many steps of 8 rows; evaluate at the end."""
+    """Train so many steps; evaluate at the end."""
     settings = {
-        "max_steps": steps, "batch_size": 8, "eval_every": 1_000_000, "learning_rate": rate,
-        "tensorboard": False, "report": False,
+        "max_steps": steps, "batch_size": batch_size, "eval_every": 1_000_000,
+        "learning_rate": rate, "tensorboard": False, "report": False,
     }  # fmt: skip
     flags = {
         "backbone": folder_of(model), "method": method, "task": task, "output": str(output),
-        "dtype": dtype, "quantize": quantize,
+        "dtype": dtype, "quantize": quantize, "seed": seed,
         "data": {name: str(file) for name, file in files.items()},
         "train": {name: value for name, value in settings.items() if value is not None},
     }  # fmt: skip
@@ -320,12 +329,77 @@ def rates_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+# The rate of the usual method
+
+
+def usual_rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the loss of the usual method on held-out rows, at each rate and with each seed."""
+    yield from (measured := recorded("usual"))
+    done = {(row["data"], row["rate"], row["seed"]) for row in measured}
+    for seed in SEEDS:
+        for data in ("tickets", "gsm8k"):
+            for rate in USUAL_RATES:
+                if (data, rate, seed) in done:
+                    continue
+                began = time.process_time()
+                with tempfile.TemporaryDirectory() as name:
+                    folder = Path(name)
+                    how = {"rate": rate, "dtype": "bf16", "seed": seed}
+                    if data == "tickets":
+                        outcome = on_tickets(OF_LANGUAGE_MODELS, folder, QUICK_STEPS, **how)
+                    else:
+                        files = questions(options.texts.parent, folder)
+                        outcome = train(
+                            "smollm2", OF_LANGUAGE_MODELS, "causal-lm", files, folder / "run",
+                            QUICK_STEPS, batch_size=4, **how,
+                        )  # fmt: skip
+                yield {
+                    "data": data, "rate": rate, "seed": seed, "method": OF_LANGUAGE_MODELS,
+                    "loss": outcome.metrics["loss"],
+                    "processor_seconds": round(time.process_time() - began, 1),
+                }  # fmt: skip
+
+
+def questions(source: Path, folder: Path) -> dict[str, Path]:
+    """Write the first rows of GSM8K, for training and for evaluation."""
+    files = {}
+    for split, count in QUESTIONS.items():
+        lines = (source / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+        name = "eval" if split == "test" else split
+        files[name] = folder / f"{name}.jsonl"
+        files[name].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return files
+
+
+def usual_rates_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the rates: the mean loss, and that of each seed if there are several."""
+    lines = ["| learning rate | tickets | GSM8K |", "|---|---|---|"]
+    losses: dict[tuple[str, float], list[float]] = {}
+    for row in rows:
+        losses.setdefault((row["data"], row["rate"]), []).append(row["loss"])
+    means = {key: fmean(each) for key, each in losses.items()}
+    best = {data: min(v for (d, _), v in means.items() if d == data) for data, _ in means}
+    for rate in sorted({rate for _, rate in losses}):
+        cells = []
+        for data in ("tickets", "gsm8k"):
+            if (data, rate) not in means:
+                cells.append("")
+                continue
+            mean = means[data, rate]
+            shown = f"**{mean:.3f}**" if mean == best[data] else f"{mean:.3f}"
+            seeds = ", ".join(f"{x:.3f}" for x in losses[data, rate])
+            cells.append(f"{shown} ({seeds})" if len(losses[data, rate]) > 1 else shown)
+        lines.append(f"| {rate:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 Measure = Callable[[argparse.Namespace], Iterator[dict[str, Any]]]
 CLAIMS: dict[str, tuple[Measure, Callable[[list[dict[str, Any]]], str]]] = {
     "quantization": (quantization, quantization_table),
     "merges": (merges, merges_table),
     "methods": (methods, methods_table),
     "rates": (rates, rates_table),
+    "usual": (usual_rates, usual_rates_table),
 }
 
 

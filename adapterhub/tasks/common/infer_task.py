@@ -21,7 +21,8 @@ from adapterhub.errors import DataError
 DEFAULT = "classification"
 USUAL_METHOD = "lora"
 # All linear layers of attention and feed-forward, as in "LoRA Without Regret" (Schulman et al.
-# 2025, https://thinkingmachines.ai/blog/lora); docs/results.md has both on SmolLM2.
+# 2025, https://thinkingmachines.ai/blog/lora); docs/results.md has both on SmolLM2, where LoRA's
+# own learning rate is the best of those tried.
 OF_LANGUAGE_MODELS = "lora(sites=[all-linear], rank=16, alpha=32)"
 
 
