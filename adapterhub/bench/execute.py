@@ -38,7 +38,14 @@ from adapterhub.tasks import Prediction
 from adapterhub.tasks.common.infer_task import DEFAULT
 from adapterhub.training.loading import BackboneLoader, StartingPoint
 from adapterhub.training.run import PreparedRun, RunOutcome, run
-from adapterhub.training.run_data import NO_EVALUATION, RunData, divide, read_data, sample_rows
+from adapterhub.training.run_data import (
+    NO_EVALUATION,
+    RunData,
+    divide,
+    one_source,
+    read_data,
+    sample_rows,
+)
 
 TEST_SHARE = 0.2  # share of the training rows, without test data
 SPLIT_SEED = 0  # all runs of a study use the same rows
@@ -91,6 +98,7 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
             "data.stream=true: a study draws and compares rows in memory",
             hint="leave out data.stream, and choose data.rows",
         )
+    one_source(recipe, "a study")
     most = min(select_rows, recipe.data.eval_rows or select_rows)
     recipe = replace(recipe, seed=SPLIT_SEED)
     if test is not None:

@@ -311,7 +311,7 @@ def _at(recipe: Recipe, path: str) -> object:
 
 
 def _task_name(recipe: Recipe) -> str:
-    return Path(str(recipe.data.train or "data")).stem
+    return Path(recipe.data.location or "data").stem
 
 
 def _mapping(name: str, value: object) -> dict[str, Any]:

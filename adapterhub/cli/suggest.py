@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,7 +75,8 @@ def command(
     _print(suggestion)
     if suggestion.best:
         named = f"--backbone {flags['backbone']} " * bool(flags["backbone"])
-        words = f"{named}--train {flags['train']}"
+        files = [flags["train"]] if isinstance(flags["train"], str) else flags["train"]
+        words = f"{named}--train {shlex.join(files)}"
         say("")
         say(f"adapterhub train --from {suggestion.best} {words} --output DIR")
 
@@ -99,7 +101,7 @@ def _probed(
     data = read_data(recipe)
     check_probed(data.task)
     recipe = data.completed(recipe)
-    data = replace(data, train=sample(data.train, rows, recipe.seed))
+    data = replace(data, train=sample(data.train, rows, recipe.seed), sources=())
     candidates = _candidates(recipe, adapters, registry)
     loader = BackboneLoader()
     loaded = loader.backbone(recipe, data, KernelChoice(recipe.dtype or "fp32", recipe.attention))

@@ -101,6 +101,7 @@ _OPTIONS = {
     for o in options_of(cls)
 }
 MULTIPLE = frozenset(f for f, path in FLAGS.items() if _OPTIONS[path].type.startswith("list"))
+_REPEATED = MULTIPLE | {"train"}  # flags with several values
 
 
 def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
@@ -119,7 +120,7 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
             default = f"; default: {left_out}" if left_out else ""
             help_text = f"{words[0].upper()}{words[1:]}{default}."
             function = click.option(
-                f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in MULTIPLE
+                f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in _REPEATED
             )(function)
     return function
 
@@ -170,8 +171,9 @@ def _one_value_each(args: Sequence[str]) -> Iterator[str]:
     flag = None
     args = [re.sub(r"^--data(?==|$)", "--train", arg) for arg in args]
     for number, arg in enumerate(args):
-        if arg.startswith("-") or is_override(arg) or arg.endswith((".yaml", ".yml")):
-            flag = arg if arg.removeprefix("--") in MULTIPLE else None
+        ends = arg.startswith("-") or is_override(arg) or arg.endswith((".yaml", ".yml"))
+        if ends or (flag == "--train" and args[number - 1] != flag and is_recipe(arg)):
+            flag = arg if arg.removeprefix("--") in _REPEATED else None
         elif flag is not None and args[number - 1] != flag:
             yield flag
         yield arg
@@ -192,24 +194,22 @@ def is_override(word: str) -> bool:
 def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | None, list[str]]:
     """Split the arguments into the optional recipe file and the overrides.
 
-    A data file among the arguments becomes the flag `train`.
+    The data files among the arguments become the flag `train`: one file, or a list of them.
 
     Raises:
-        ConfigError: there are several recipes, or several files of training data.
+        ConfigError: there are several recipes.
     """
     overrides = [word for word in words if is_override(word)]
     files = [word for word in words if word not in overrides]
     recipes = [word for word in files if is_recipe(word)]
-    named = [flags["train"]] if flags["train"] else []
-    data = list(dict.fromkeys([word for word in files if word not in recipes] + named))
-    for kind, each in (("recipe", recipes), ("file of training data", data)):
-        if len(each) > 1:
-            raise ConfigError(
-                f"more than one {kind}: {', '.join(each)}",
-                expected="one recipe, one file of training data, and options as KEY=VALUE",
-                hint=f"--eval {each[1]}" if each is data else "",
-            )
-    flags["train"] = data[0] if data else None
+    if len(recipes) > 1:
+        raise ConfigError(
+            f"more than one recipe: {', '.join(recipes)}",
+            expected="one recipe, files of training data, and options as KEY=VALUE",
+        )
+    typed = [word for word in files if word not in recipes]
+    data = typed + [word for word in flags["train"] or () if word not in typed]
+    flags["train"] = data if len(data) > 1 else next(iter(data), None)
     return (recipes[0] if recipes else None), overrides
 
 
@@ -224,7 +224,7 @@ def is_recipe(file: str) -> bool:
     if path.suffix.lower() in _DATA_SUFFIXES:
         return False
     if not is_there(path):
-        return not path.suffix and not any(mark in file for mark in "/:")
+        return not path.suffix and not any(mark in file for mark in "/:#*")
     if not is_file(path) or path.stat().st_size > _LARGEST_RECIPE:
         return False
     try:
@@ -262,7 +262,7 @@ def _print_schema(context: click.Context, option: click.Parameter, value: bool) 
 
 
 @click.command("train", cls=RecipeCommand)
-@click.argument("words", nargs=-1, metavar="[DATA | RECIPE.yaml] [KEY=VALUE]...")
+@click.argument("words", nargs=-1, metavar="[DATA... | RECIPE.yaml] [KEY=VALUE]...")
 @recipe_flags
 @click.option(
     "--reward",
@@ -419,6 +419,8 @@ def _print_plan(prepared: Any) -> None:
     print_table(ShownTable(("site", "method", "parameters"), sites, title="Sites"))
     if plan.tasks:
         _print_tasks(plan.tasks)
+    if plan.sources:
+        _print_sources(plan.sources)
     share = f"{plan.trainable / plan.backbone:.2%} of the backbone"
     facts = {
         "backbone": f"{recipe.backbone}, {plan.backbone:,} parameters",
@@ -469,6 +471,28 @@ def _print_tasks(tasks: Sequence[Any]) -> None:
     print_table(ShownTable(columns, rows, title="Tasks"))
 
 
+def _print_sources(
+    sources: Sequence[tuple[Any, float]],
+    metrics: Mapping[str, float] | None = None,
+    tested: Mapping[str, float] | None = None,
+) -> None:
+    """Print the rows, the share and the scores of each of several sources."""
+    named = {**(metrics or {}), **{f"{TEST}{name}": v for name, v in (tested or {}).items()}}
+    scores: dict[str, dict[str, str]] = {}
+    for name, value in named.items():
+        before = TEST if name.startswith(TEST) else ""
+        source, slash, metric = name.removeprefix(before).partition("/")
+        if slash and source in {each.name for each, _ in sources}:
+            scores.setdefault(f"{before}{metric}", {})[source] = f"{value:.4f}"
+    rows = []
+    for each, share in sources:
+        counts = [f"{count:,}" if count else "-" for count in (each.train, each.evaluation)]
+        own = [of.get(each.name, "-") for of in scores.values()]
+        rows.append((each.name, *counts, f"{share:.1%}", *own))
+    columns = ("source", "rows", "evaluated", "share", *scores)
+    print_table(ShownTable(columns, rows, numbers=True))
+
+
 def _print_outcome(outcome: Any, retain: str | None) -> None:
     from adapterhub.pages.page import retained_title
 
@@ -479,6 +503,7 @@ def _print_outcome(outcome: Any, retain: str | None) -> None:
     shown = {
         name: shown_score(value, outcome.errors.get(name))
         for name, value in outcome.metrics.items()
+        if not any(name.startswith(f"{source.name}/") for source, _ in outcome.sources)
     }
     facts = {
         "trained": f"{outcome.parameters:,} parameters, plus {outcome.head_parameters:,} in the "
@@ -491,7 +516,11 @@ def _print_outcome(outcome: Any, retain: str | None) -> None:
         facts["report"] = str(outcome.page)
     curves = _curves(outcome, shown)
     print_facts({name: curves.pop(name, text) for name, text in shown.items()}, width=12)
-    for number, (name, value) in enumerate(outcome.tested.items()):
+    if outcome.sources:
+        _print_sources(outcome.sources, outcome.metrics, outcome.tested)
+    of_sources = tuple(f"{source.name}/" for source, _ in outcome.sources)
+    tested = {n: v for n, v in outcome.tested.items() if not n.startswith(of_sources or (" ",))}
+    for number, (name, value) in enumerate(tested.items()):
         text = shown_score(value, outcome.errors.get(f"{TEST}{name}"))
         say(f"{'' if number else 'test':12} {name} {text}")
     for number, line in enumerate(outcome.word_lines):

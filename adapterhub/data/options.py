@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from adapterhub.config.options import option
 from adapterhub.config.user_folders import is_there
+from adapterhub.data.sources import DataSource, several_sources, split_rows
 from adapterhub.errors import ConfigError, DataError, counted
 
 NO_GROUPS = "none"  # of data.group: rows are held out individually
@@ -25,8 +26,11 @@ class DataOptions:
             and 1, or the buffer or the workers of a stream are out of range.
     """
 
-    train: str | None = option(
-        None, "training data: a file, or a dataset id on the Hub", resumed="same"
+    train: str | tuple[str | DataSource, ...] | None = option(
+        None,
+        "training data: a file, or a dataset id on the Hub; FILE#500 is 500 of its rows; or a "
+        "list of them: [a.jsonl, {path: b.csv, weight: 2, label: stars}]",
+        resumed="same",
     )
     eval: str | None = option(
         None,
@@ -145,6 +149,7 @@ class DataOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", self.label_names or None)
         object.__setattr__(self, "test", _file_or_share(self.test))
+        self._set_sources()
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise ConfigError(
                 f"data.delimiter is {self.delimiter[:20]!r}",
@@ -156,6 +161,60 @@ class DataOptions:
                 f"data.buffer is {self.buffer}, data.workers is {self.workers}",
                 expected="a buffer of one row or more, and no or more workers",
             )
+
+    def _set_sources(self) -> None:
+        """Bring `train` into its normal form: a path, or two or more named sources.
+
+        Raises:
+            ConfigError: the rows of one source are limited twice, or `rows` are of several ones.
+        """
+        given = (self.train,) if isinstance(self.train, str) else self.train or ()
+        if len(given) > 1:
+            if self.rows is not None:
+                raise ConfigError(
+                    f"data.rows={self.rows} with {len(given)} sources",
+                    expected="the rows of each source",
+                    hint=f"FILE#{self.rows} (data.train=[{{path: FILE, rows: {self.rows}}}, ...])",
+                )
+            object.__setattr__(self, "train", several_sources(given))
+            return
+        train: str | None = None
+        for only in given:
+            one = only if isinstance(only, DataSource) else None
+            train, rows = split_rows(only) if isinstance(only, str) else (only.path, only.rows)
+            if rows is not None and self.rows not in (None, rows):
+                raise ConfigError(
+                    f"{train}#{rows} next to data.rows={self.rows}", hint="one of both"
+                )
+            own = {"rows": rows, "eval": one and one.eval, **(one.columns() if one else {})}
+            for name, value in own.items():
+                if value is not None:
+                    object.__setattr__(self, name, value)
+        object.__setattr__(self, "train", train)
+
+    @property
+    def sources(self) -> tuple[DataSource, ...]:
+        """The sources of the training rows, none or more; only several ones have names."""
+        if isinstance(self.train, str):
+            return (DataSource(self.train, rows=self.rows),)
+        return tuple(each for each in self.train or () if isinstance(each, DataSource))
+
+    @property
+    def several(self) -> bool:
+        """Whether the training rows have several sources."""
+        return isinstance(self.train, tuple)
+
+    @property
+    def location(self) -> str:
+        """The path of the training rows; of several sources, all paths."""
+        if isinstance(self.train, str):
+            return self.train
+        return ", ".join(each.path for each in self.sources)
+
+    def of_source(self, source: DataSource) -> DataOptions:
+        """Return the options of one of several sources, as if it were the only one."""
+        own = source.columns()
+        return replace(self, train=source.path, rows=source.rows, **own)
 
     @property
     def test_share(self) -> float | None:

@@ -128,7 +128,7 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
 
 def is_many_files(location: str) -> bool:
     """Return whether a source is a URL, a pattern or a folder, which must be streamed."""
-    return "://" in location or _is_pattern(location) or is_folder(location)
+    return "://" in location or is_pattern(location) or is_folder(location)
 
 
 def open_source(location: str, options: DataOptions, split: str) -> RowSource:
@@ -149,7 +149,8 @@ def open_source(location: str, options: DataOptions, split: str) -> RowSource:
         return _open_files(location, files, kind, options)
 
 
-def _is_pattern(location: str) -> bool:
+def is_pattern(location: str) -> bool:
+    """Return whether a location is a pattern of file names, such as `part-*.parquet`."""
     return any(character in location for character in "*?[") and not is_there(location)
 
 
@@ -164,7 +165,7 @@ def list_files(location: str) -> dict[str, str]:
     reach_bucket(location)
     with _read_errors(location):
         system, path = fsspec.core.url_to_fs(location)
-        if _is_pattern(location):
+        if is_pattern(location):
             found = system.glob(path)
         elif system.isdir(path):
             found = [name for name in system.find(path) if _suffix(name) in _READERS]
@@ -508,9 +509,13 @@ def read_blocks(
             yield block
             some = True
         if not some and state == Cursor(state.turn):
-            whose = f" for process {reader.rank + 1} of {reader.world}" if reader.world > 1 else ""
-            raise DataError(f"{source.location} has no rows{whose}")
+            raise _no_rows(source, reader)
         state = Cursor(state.turn + 1)
+
+
+def _no_rows(source: RowSource, reader: BlockReader) -> DataError:
+    whose = f" for process {reader.rank + 1} of {reader.world}" if reader.world > 1 else ""
+    return DataError(f"{source.location} has no rows{whose}")
 
 
 def read_pass(source: RowSource, size: int) -> Iterator[Block]:
@@ -520,26 +525,77 @@ def read_pass(source: RowSource, size: int) -> Iterator[Block]:
 
 def _one_pass(source: RowSource, reader: BlockReader, cursor: Cursor) -> Iterator[Block]:
     """Yield the blocks of a pass, from a position in it."""
-    order, opened = reader.shards(len(source.shards), cursor.turn), cursor.opened
-    reading = [
-        _OpenShard(source, order[position], position, taken, reader)
-        for position, taken in cursor.reading
-    ]
+    rows = _Pass(source, reader, cursor)
     while True:
-        places = tuple((shard.position, shard.taken) for shard in reading)
-        before = Cursor(cursor.turn, opened, places)
-        parts: list[tuple[Any, list[str]]] = []
-        missing = reader.size
-        while missing:
-            while len(reading) < TOGETHER and opened < len(order):
-                reading.append(_OpenShard(source, order[opened], opened, 0, reader))
-                opened += 1
-            if not reading:
-                break
-            missing -= _take_in_turn(reading, missing, parts)
+        before, parts = rows.cursor, list[tuple[Any, list[str]]]()
+        rows.take(reader.size, parts)
         if not parts:
             return
         yield Block(_table(source, parts), before)
+
+
+class RowTaker:
+    """Takes any number of rows at a time, pass after pass; a small source is read several times.
+
+    Attributes:
+        cursor: the position of the next row.
+    """
+
+    def __init__(self, source: RowSource, reader: BlockReader, cursor: Cursor) -> None:
+        self.source, self.reader = source, reader
+        self.rows = _Pass(source, reader, cursor)
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position of the next row."""
+        return self.rows.cursor
+
+    def take(self, count: int) -> Table:
+        """Return the next rows.
+
+        Raises:
+            DataError: the source cannot be read, or lacks rows for this process.
+        """
+        parts: list[tuple[Any, list[str]]] = []
+        while count:
+            begun, taken = self.cursor, self.rows.take(count, parts)
+            count -= taken
+            if count:
+                if not taken and begun == Cursor(begun.turn):
+                    raise _no_rows(self.source, self.reader)
+                self.rows = _Pass(self.source, self.reader, Cursor(begun.turn + 1))
+        return _table(self.source, parts)
+
+
+class _Pass:
+    """A pass over the rows of a source, from a position in it."""
+
+    def __init__(self, source: RowSource, reader: BlockReader, cursor: Cursor) -> None:
+        self.source, self.reader, self.turn = source, reader, cursor.turn
+        self.order, self.opened = reader.shards(len(source.shards), cursor.turn), cursor.opened
+        self.reading = [
+            _OpenShard(source, self.order[position], position, taken, reader)
+            for position, taken in cursor.reading
+        ]
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position of the next row."""
+        places = tuple((shard.position, shard.taken) for shard in self.reading)
+        return Cursor(self.turn, self.opened, places)
+
+    def take(self, size: int, parts: list[tuple[Any, list[str]]]) -> int:
+        """Add up to `size` rows to `parts`, and return their number; fewer at the end."""
+        missing = size
+        while missing:
+            while len(self.reading) < TOGETHER and self.opened < len(self.order):
+                shard = self.order[self.opened]
+                self.reading.append(_OpenShard(self.source, shard, self.opened, 0, self.reader))
+                self.opened += 1
+            if not self.reading:
+                break
+            missing -= _take_in_turn(self.reading, missing, parts)
+        return size - missing
 
 
 def _take_in_turn(

@@ -335,12 +335,44 @@ def _training(manifest: Manifest) -> Iterator[str]:
             counts += f", {_fact(data, 'test')} test examples"
         facts += [counts, f"data sha256 {_fact(data, 'sha256', 12)}"]
     yield f"{'; '.join(facts)}; {literal(', '.join(' '.join(tool) for tool in tools))}."
+    if sources := sources_of(manifest.training):
+        yield "Sources: " + literal("; ".join(str(each) for each in sources)) + "."
     if changes := stretches_of(manifest.training):
         yield "The run was resumed with other settings: " + literal("; ".join(changes)) + "."
     if len(text) <= _MOST_RECIPE:
         code = code_block("yaml", text.removesuffix("\n").split("\n"))
         yield f"<details><summary>The recipe, without data paths</summary>\n\n{code}"
         yield "</details>"
+
+
+@dataclass(frozen=True)
+class RecordedSource:
+    """One of several sources of the training rows, as recorded; unknown numbers are 0."""
+
+    name: str
+    train: int
+    evaluation: int
+    share: float
+
+    def __str__(self) -> str:
+        rows = f"{self.train:,} rows, " if self.train else ""
+        return f"{self.name}: {rows}{self.share:.1%} of the training"
+
+
+def sources_of(training: Mapping[str, Any]) -> list[RecordedSource]:
+    """Return the sources of the training rows, if they had several; malformed ones are skipped."""
+    data = training.get("data")
+    recorded = data.get("sources") if isinstance(data, Mapping) else None
+    found = []
+    for each in recorded if isinstance(recorded, list) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("name"), str):
+            numbers = [each.get(name, 0) for name in ("train", "eval", "share")]
+            known = [n if isinstance(n, int | float) and n == n else 0 for n in numbers]
+            train, evaluation = (int(min(max(n, 0), 1 << 62)) for n in known[:2])
+            found.append(
+                RecordedSource(one_line(each["name"], 40), train, evaluation, float(known[2]))
+            )
+    return found
 
 
 def stretches_of(training: Mapping[str, Any]) -> list[str]:

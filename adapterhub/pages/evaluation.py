@@ -48,6 +48,10 @@ class LatestPredictions:
         """Return the errors of the scores of the latest evaluation."""
         parts, start = dict[str, EvaluatedRows](), 0
         complete = len(self.predictions) == len(self.data.examples)
+        for name, first, rows in self.data.by_source():
+            own = self.predictions[first : first + len(rows.examples)]
+            file = outcomes_of(self.task, rows.examples, own, rows.setting.labels, 0)
+            parts[f"{name}/"] = EvaluatedRows(len(rows.examples), file if complete else None)
         for part in self.data.parts:
             end = start + len(part.examples)
             own, labels = self.predictions[start:end], part.setting.labels

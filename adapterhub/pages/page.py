@@ -24,10 +24,17 @@ from adapterhub.config.yaml import load_yaml
 from adapterhub.data.examples import notes_on_scores
 from adapterhub.errors import ConfigError, FileError, counted, printable
 from adapterhub.files.atomic import UnreadableError, read_lines, replace_file
-from adapterhub.files.card import stretches_of
+from adapterhub.files.card import sources_of, stretches_of
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest, heads_text
 from adapterhub.files.native import Saved, find_adapter
-from adapterhub.files.shown_table import ERRORS, TEST, ScoreError, recorded_errors
+from adapterhub.files.shown_table import (
+    ERRORS,
+    TEST,
+    ScoreError,
+    ShownTable,
+    recorded_errors,
+    score_text,
+)
 from adapterhub.pages.figures import Chart, Points, Section, line_chart, prediction_sections
 from adapterhub.pages.row_scores import (
     FEWEST_ROWS,
@@ -397,7 +404,7 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
         state=_state(run),
         notes=_notes(run),
         tiles=[*_tiles(run)],
-        sections=(sections := [*_curves(run), *_predicted(run), *_speed(run)]),
+        sections=(sections := [*_sources(run), *_curves(run), *_predicted(run), *_speed(run)]),
         has_pictures=any(example.picture for each in sections for example in each.examples),
         facts=_facts(run),
     )
@@ -473,8 +480,11 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
     if main in metrics:
         note = "; ".join(filter(None, (notes.get(main), _best_note(run))))
         yield Tile(main, number_text(metrics[main]), note)
+    in_table = tuple(
+        f"{before}{source.name}/" for source in sources_of(run.record) for before in ("", TEST)
+    )
     for name, value in metrics.items():
-        if name != main:
+        if name != main and not (in_table and name.startswith(in_table)):
             yield Tile(name, number_text(value), notes.get(name, ""))
     if run.trained:
         total = run.record.get("backbone_parameters")
@@ -487,6 +497,32 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
         yield Tile("peak memory", f"{peak / 1e9:.2f} GB")
     if run.size:
         yield Tile("adapter", f"{run.size / 1e6:.2f} MB")
+
+
+def _sources(run: RunFiles) -> Iterator[Section]:
+    """Yield a table of the sources of the training rows and their scores, if there are several."""
+    if not (sources := sources_of(run.record)):
+        return
+    scores: dict[str, dict[str, str]] = {}
+    for source in sources:
+        for before in ("", TEST):
+            start = f"{before}{source.name}/"
+            for name in filter(lambda name: name.startswith(start), run.metrics):
+                text = score_text(number_text(run.metrics[name]), run.errors.get(name))
+                scores.setdefault(f"{before}{name.removeprefix(start)}", {})[source.name] = text
+    rows = [
+        (
+            each.name,
+            f"{each.train:,}" if each.train else "-",
+            f"{each.evaluation:,}" if each.evaluation else "-",
+            f"{each.share:.1%}",
+            *(of.get(each.name, "-") for of in scores.values()),
+        )
+        for each in sources
+    ]
+    table = ShownTable(("source", "rows", "evaluated", "share", *scores), rows, numbers=True)
+    note = "The share is that of the drawn rows."
+    yield Section("sources", "Sources", note, table=table)
 
 
 def _notes(run: RunFiles) -> list[str]:

@@ -77,7 +77,7 @@ def how_to_resume() -> str:
 def new_output(
     file: str | None,
     words: Sequence[str],
-    train: str | None,
+    train: str | Sequence[str] | None,
     *,
     above: str = "runs",
     resume: bool = False,
@@ -91,7 +91,10 @@ def new_output(
     data = recipe.get("data")
     written = data.get("train") if isinstance(data, Mapping) else data
     source = typed.get("data.train") or typed.get("data") or train or written or file
-    stem = Path(str(source or "").rstrip("/").removesuffix(".gz")).stem.replace(":", "-")
+    if isinstance(source, Sequence) and not isinstance(source, str):  # named after the first one
+        source = source[0].get("path") if isinstance(source[0], Mapping) else source[0]
+    place = str(source or "").partition("#")[0].rstrip("/").removesuffix(".gz")
+    stem = Path(place).stem.replace(":", "-").strip("*")
     if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
         return None
     names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))

@@ -160,9 +160,16 @@ def dump_mixing(mixing: Mixing) -> dict[str, Any]:
     return {name: to_dict(mixing)}
 
 
-def mixture_shares(mixing: Mixing, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return each task's share of the steps; the shares add up to 1."""
+def mixture_shares(
+    mixing: Mixing, sizes: Mapping[str, int], weights: Sequence[float] = ()
+) -> dict[str, float]:
+    """Return the share of the steps of each task, or of the rows of each source; the sum is 1.
+
+    `weights` are factors of the shares.
+    """
     rates = mixing.rates(list(sizes.values()))
+    if weights:
+        rates = [rate * weight for rate, weight in zip(rates, weights, strict=True)]
     total = sum(rates)
     return {name: rate / total for name, rate in zip(sizes, rates, strict=True)}
 
@@ -627,7 +634,8 @@ class Recipe:
     )
     mixing: object = option(
         None,
-        "the share of the steps of each of `tasks`: size, equal, temperature(t=2) (null: size)",
+        "the share of each of `tasks`, or of the sources of data.train: size, equal, "
+        "temperature(t=2) (null: size; of streamed sources equal)",
         resumed="recorded",
     )
     name: str | None = option(

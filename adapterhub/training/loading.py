@@ -66,11 +66,11 @@ from adapterhub.tasks.common.base import (
     encode_whole,
     longest_row,
     lost_tokens,
-    truncate,
 )
 from adapterhub.tasks.common.batches import limit_of
 from adapterhub.tasks.common.packing import Windows
 from adapterhub.training.run_data import RunData, check_options, read_data
+from adapterhub.training.sources import sourced, truncate_each
 from adapterhub.training.stream import ExampleStream, stream_rows
 from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch
 
@@ -106,7 +106,7 @@ def fit_rows(
     The `max_length` of the setting is the limit of the backbone; `trained` is the length that it
     was trained with, if it is recorded.
     """
-    fitted = _fitted(data, setting, chosen, trained)
+    fitted = _of_sources(_fitted(data, setting, chosen, trained), data)
     if chosen is None or not data.task.limits(setting):
         return fitted
     reads = limit_of(setting)
@@ -114,6 +114,16 @@ def fit_rows(
         return fitted
     lowered = f"train.max_length={chosen:,} is lowered to {reads:,}: the backbone reads no more"
     return replace(fitted, notes=(lowered, *fitted.notes))
+
+
+def _of_sources(fitted: FittedRows, data: RunData) -> FittedRows:
+    """Return the rows with the sources that they come from, if there are several."""
+    names = tuple(source.name for source in data.sources)
+    counts = {name: data.counts(name) for name in ("training", "evaluation", "test")}
+    train = fitted.train if data.streams else sourced(fitted.train, names, counts["training"])
+    evaluation = sourced(fitted.evaluation, names, counts["evaluation"])
+    test = fitted.test and sourced(fitted.test, names, counts["test"])
+    return replace(fitted, train=train, evaluation=evaluation, test=test)
 
 
 def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | None) -> FittedRows:
@@ -133,7 +143,11 @@ def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | 
         most = min(most, trained)
     length = default_length(most if data.task.packs else longest, most)
     limited = replace(setting, max_length=min(chosen or length, setting.max_length))
-    encoded = {name: truncate(rows, data.task, limited) for name, rows in whole.items()}
+    names = [source.name for source in data.sources]
+    encoded = {
+        name: truncate_each(rows, data.task, limited, names, data.counts(name))
+        for name, rows in whole.items()
+    }
     lost = {name: lost_tokens(whole[name], encoded[name]) for name in whole}
     notes = [] if chosen else [_choice(length, longest, reads, split=not lost["training"][0].cut)]
     notes += [line for name, parts in lost.items() for line in _losses(name, parts, reads, data)]
@@ -388,7 +402,7 @@ class SharedLoader(BackboneLoader):
         seedless = replace(setting, seed=0, processor=None)
         task = str(dump_task(data.task))
         hashes = (data_hash(data.train), data_hash(data.evaluation), data_hash(data.test))
-        key = (id(setting.processor), *hashes, task, str(seedless), chosen, trained)
+        key = (id(setting.processor), *hashes, data.sources, task, str(seedless), chosen, trained)
         if key not in self.encoded:
             self.encoded[key] = super().rows(data, setting, chosen, trained)
             for oldest in list(self.encoded)[:-KEPT_ROWS]:

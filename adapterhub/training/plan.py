@@ -47,8 +47,9 @@ from adapterhub.tasks.common.batches import Row, rows_at_once
 from adapterhub.tasks.common.language_models import logits_at_once, plain_head
 from adapterhub.tasks.common.preview import removed_text
 from adapterhub.training.loading import fit_rows
-from adapterhub.training.run import PreparedRun, epoch_batches, training_session
+from adapterhub.training.run import PreparedRun, epoch_batches, shares_of, training_session
 from adapterhub.training.run_data import read_data
+from adapterhub.training.sources import SourceRows
 from adapterhub.training.stream import StreamedRows
 from adapterhub.training.task_mixture import MixedRows, steps_of_tasks
 
@@ -73,7 +74,8 @@ class TrainingPlan:
     count parameters. `tokens` counts the tokens of an epoch, `longest` the tokens of the longest
     example. `rates` are the peak learning rates of the parameter groups. `labels` counts the labels
     of the training data, `truncated` its examples that are cut to the maximum length. `memory` is
-    in bytes. `tasks` is set for a run with several tasks.
+    in bytes. `tasks` is set for a run with several tasks, `sources` for one with several sources of
+    rows: each with its share.
     """
 
     sites: tuple[tuple[str, str, int], ...]
@@ -89,6 +91,7 @@ class TrainingPlan:
     truncated: int
     memory: dict[str, int]
     tasks: tuple[PlannedTask, ...] = ()
+    sources: tuple[tuple[SourceRows, float], ...] = ()
 
 
 def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
@@ -118,6 +121,7 @@ def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
         truncated=sum(each.cut for each in prepared.rows.lost[:1]),
         memory=_memory(prepared, process),
         tasks=tuple(_tasks(prepared, options.max_steps or per_epoch * options.epochs)),
+        sources=tuple((each, shares_of(prepared)[each.name]) for each in prepared.data.sources),
     )
 
 

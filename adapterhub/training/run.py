@@ -126,6 +126,7 @@ from adapterhub.training.loading import (
     run_origins,
 )
 from adapterhub.training.run_data import RunData, check_attached, check_recipe
+from adapterhub.training.sources import SourcedRows, SourceRows, drawn_rows, source_shares
 from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, mixed_order
 from adapterhub.training.word_baseline import compare_with_words
@@ -141,7 +142,8 @@ class RunOutcome:
     contains the metrics of the test rows. `errors` contains the error of each metric; metrics in
     `tested` are called "test/NAME" there. `ranks` is of the update of a language model, if it is
     low-rank. `retained` compares the backbone with the adapter off and on, on the rows of
-    `data.retain`.
+    `data.retain`. `sources` are the several sources of the training rows, with their shares; their
+    metrics are called "SOURCE/NAME".
     """
 
     folder: Path
@@ -157,6 +159,7 @@ class RunOutcome:
     words: WordsComparison | None = None
     ranks: UpdateRanks | None = None
     retained: RetainedScore | None = None
+    sources: tuple[tuple[SourceRows, float], ...] = ()
 
     @property
     def word_lines(self) -> tuple[str, ...]:
@@ -343,9 +346,14 @@ def _evaluate(
     options, record = prepared.options, latest.predictions if latest else None
     if record is not None:
         record.clear()
+    elif isinstance(rows, SourcedRows):  # in all processes, which evaluate together
+        record = []
     with _divided(prepared):
         size = options.eval_batch_size
-        return prepared.data.task.evaluate(prepared.model, rows, size, record)
+        metrics = prepared.data.task.evaluate(prepared.model, rows, size, record)
+        if isinstance(rows, SourcedRows):
+            metrics = metrics | rows.scores(prepared.model, size, record or [], metrics)
+        return metrics
 
 
 def _divided(prepared: PreparedRun) -> AbstractContextManager[None]:
@@ -401,7 +409,14 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
         "backbone": adapter.state.fingerprint(),
         **pooling,
         **prepared.origins.identity(),
+        **_weights(prepared.data),
     }
+
+
+def _weights(data: RunData) -> dict[str, dict[str, float]]:
+    """Return the weights of several sources, which a resumed run must keep."""
+    weights = {source.name: source.weight for source in data.sources}
+    return {"sources": weights} if weights else {}
 
 
 def _stops(prepared: PreparedRun) -> dict[str, list[int]]:
@@ -419,12 +434,15 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     }
     # Older versions refuse unknown options, even with a value that changes nothing.
     fields["data"] = _portable(fields["data"])
-    if recipe.tasks:
-        mixed = fields.pop("tasks")
-        fields["tasks"] = {n: own | {"data": _portable(own["data"])} for n, own in mixed.items()}
-        fields["mixing"] = dump_mixing(parse_mixing(recipe.mixing))
+    if recipe.tasks or recipe.data.several:
+        usual = "equal" if recipe.data.stream else None
+        mixing = usual if recipe.mixing is None else recipe.mixing
+        fields["mixing"] = dump_mixing(parse_mixing(mixing))
     else:
-        del fields["tasks"], fields["mixing"]
+        del fields["mixing"]
+    mixed = fields.pop("tasks")
+    if recipe.tasks:
+        fields["tasks"] = {n: own | {"data": _portable(own["data"])} for n, own in mixed.items()}
     if recipe.name is None:  # a folder's value, since the folder may be moved
         del fields["name"]
     if recipe.family is None:
@@ -495,6 +513,8 @@ def _check_savable(prepared: PreparedRun) -> None:
     """
     data = prepared.data
     names = data.task.metric_names(data.evaluation) if data.evaluation else ()
+    of_sources = (f"{each.name}/{name}" for each in data.sources for name in names)
+    names = (*names, *of_sources)
     names = (*names, *(f"{TEST}{name}" for name in names if prepared.rows.test is not None))
     error = ScoreError(len(data.train), 1 / 3, 2 / 3).record()
     _describe(prepared, MOST_STEPS, dict.fromkeys(names, 1 / 3), dict.fromkeys(names, error))
@@ -542,6 +562,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         errors=recorded_errors(errors),
         ranks=None if shared or not writes else update_ranks(adapter),
         retained=retained,
+        sources=tuple((each, shares_of(prepared)[each.name]) for each in data.sources),
     )
     if retained is not None and is_main():
         path = Path(recipe.output) / RETAINED
@@ -580,12 +601,27 @@ def epoch_batches(prepared: PreparedRun, epoch: int) -> BatchList:
         mixing = parse_mixing(prepared.recipe.mixing)
         order = mixed_order(encoded, mixing, options, epoch, seed)
     else:
-        size, grouped = options.batch_size, options.length_grouped
-        order = batch_order(encoded.lengths, size, epoch, seed, grouped)
+        size, grouped, lengths = options.batch_size, options.length_grouped, encoded.lengths
+        drawn: Sequence[int] = range(len(lengths))
+        if isinstance(encoded, SourcedRows):
+            shares = [*shares_of(prepared).values()]
+            drawn = drawn_rows(encoded.rows_of, shares, epoch, seed)
+            lengths = [lengths[index] for index in drawn]
+        order = batch_order(lengths, size, epoch, seed, grouped)
+        order = [[drawn[index] for index in batch] for batch in order]
     if not encoded.task.on_policy:
         return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
     task, model, bare = encoded.task, prepared.model, partial(only_foundations, prepared.model)
     return LazyBatches(order, lambda indices: task.rollout(model, encoded, indices, epoch, bare))
+
+
+def shares_of(prepared: PreparedRun) -> dict[str, float]:
+    """Return the share of each of several sources in the drawn rows; {} for one source."""
+    data, train = prepared.data, prepared.train
+    weights = {source.name: source.weight for source in data.sources}
+    if isinstance(train, SourcedRows):
+        return source_shares(parse_mixing(prepared.recipe.mixing), train.sizes, weights)
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def begun_epochs(prepared: PreparedRun) -> int:
@@ -752,7 +788,23 @@ class PreparedRun:
         }
         if self.rows.test is not None:
             record |= {"test": len(data.test), "test_sha256": data_hash(data.test)}
+        if data.sources:
+            record["sources"] = self._source_records()
         return record
+
+    def _source_records(self) -> list[dict[str, Any]]:
+        """Return the record of each source: its name, rows, weight and share."""
+        shares = shares_of(self)
+        return [
+            {
+                "name": source.name,
+                **({"train": source.train} if source.train else {}),
+                "eval": source.evaluation,
+                "weight": source.weight,
+                "share": round(shares[source.name], 6),
+            }
+            for source in self.data.sources
+        ]
 
     @cached_property
     def backbone_parameters(self) -> int:

@@ -27,21 +27,23 @@ from adapterhub.data.examples import (
     strata_of,
 )
 from adapterhub.data.options import NO_GROUPS, DataOptions, case_note, unnamed_note
-from adapterhub.data.row_stream import is_many_files
+from adapterhub.data.row_stream import is_many_files, is_pattern, list_files
+from adapterhub.data.sources import DataSource
 from adapterhub.data.tables import has_split, is_on_hub, read_table
 from adapterhub.data.text_stream import TextStream, open_stream
-from adapterhub.errors import ConfigError, unknown
+from adapterhub.errors import ConfigError, DataError, unknown
 from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.loop.processes import is_main, launcher_shards, process_count, readers
 from adapterhub.methods.common.base import check_spec
 from adapterhub.recipe.output_folder import RECIPE, check_output
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Equally, Recipe, parse_mixing, read
 from adapterhub.registry.pull import pull
 from adapterhub.status import reading
 from adapterhub.tasks import Task, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, USUAL_METHOD, task_by_data, usual_method
-from adapterhub.training.stream import ExampleStream, open_examples
+from adapterhub.training.sources import SourceRows
+from adapterhub.training.stream import ExampleStream, mix_streams, open_examples
 from adapterhub.training.task_mixture import TaskMixture
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class RunData:
     tasks, `parts` contains the data by
     name; the examples are in the order of the tasks, and `labels` belong to the first task.
     `spec` is the task of the recipe or its replacement. `backbone` is set if the recipe does not
-    name one. `chosen` has a line about each choice.
+    name one. `chosen` has a line about each choice. `sources` are those of the training rows, in
+    their order, if they have several.
     """
 
     task: Task
@@ -80,6 +83,7 @@ class RunData:
     chosen: tuple[str, ...] = ()
     test: Sequence[Any] = ()
     retain: Sequence[Any] = ()
+    sources: tuple[SourceRows, ...] = ()
 
     def completed(self, recipe: Recipe) -> Recipe:
         """Return the recipe completed by the task, backbone and method chosen for these data."""
@@ -154,6 +158,11 @@ class RunData:
             )
         )
 
+    def counts(self, purpose: str) -> tuple[int, ...]:
+        """Return the number of "training", "evaluation" or "test" examples of each source."""
+        name = "train" if purpose == "training" else purpose
+        return tuple(getattr(source, name) for source in self.sources)
+
     def some(self, most: int) -> Sequence[Any]:
         """Return about `most` training examples; for a stream, the first ones."""
         if isinstance(self.train, ExampleStream):
@@ -189,8 +198,12 @@ def _read(recipe: Recipe) -> RunData:
     elif recipe.data.stream:
         if recipe.task is None:  # rows after the first ones cannot be inspected
             recipe = replace(recipe, task=DEFAULT)
-        text = parse_task(recipe.task).streams and not is_many_files(str(recipe.data.train))
+        location = recipe.data.location
+        text = parse_task(recipe.task).streams and not is_many_files(location)
+        text = text and not recipe.data.several
         data = (_streamed_text if text else _streamed_rows)(recipe)
+    elif recipe.data.several:
+        data = _data_of_sources(recipe)
     else:
         data = _table_data(recipe)
     check_options(recipe, data)
@@ -232,7 +245,7 @@ def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
 def _table_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe into memory; hold out some if evaluation data are missing."""
     reader = _Reader(recipe.task, recipe.data)
-    read = reader.read(recipe.data.train, "train")
+    read = reader.read(recipe.data.location, "train")
     train = sample_rows(reader.task, read, recipe.data.rows, recipe.seed)
     total = len(train)
     train, evaluation = _with_evaluation(reader, recipe, train)
@@ -252,11 +265,192 @@ def _table_data(recipe: Recipe) -> RunData:
     return replace(data, spec=reader.spec, chosen=tuple(reader.chosen), test=test)
 
 
+def _data_of_sources(recipe: Recipe) -> RunData:
+    """Read several sources into memory, each with its columns; hold out some rows of each.
+
+    Raises:
+        ConfigError: an option needs a single source.
+        DataError: a source is missing or broken, or its labels are those of no other one.
+    """
+    _check_sources(recipe)
+    options, parts = recipe.data, list[_SourcePart]()
+    for source in options.sources:
+        parts.append(_read_source(recipe, source, parts[0].reader if parts else None))
+    first = parts[0].reader
+    task, spec = first.task, first.spec
+    train, evaluation, test = (
+        [example for part in parts for example in getattr(part, name)]
+        for name in ("train", "evaluation", "test")
+    )
+    notes = [f"{part.source.name}: {note}" for part in parts for note in part.reader.notes]
+    shared = _Reader(first.task, options)
+    if options.eval not in (None, NO_EVALUATION):
+        evaluation += _fewer(task, shared.read(options.eval, "eval"), recipe, notes)
+    elif options.eval == NO_EVALUATION and not evaluation:
+        notes.append(_NOT_EVALUATED)
+    elif not evaluation:
+        raise parts[0].too_few or TooFewGroups("there are no evaluation rows")
+    if options.test_file:
+        test += shared.read(options.test_file, "eval")
+    labels = _labels(task, train, options.label_names)
+    notes += _check_label_sets(task, parts, labels, named=bool(options.label_names))
+    task.check(labels, evaluation)
+    task.check(labels, test)
+    notes += [*shared.notes, *notes_on(train, evaluation, labels)]
+    notes += [*notes_on_test(train, test, labels), *case_note(labels), *unnamed_note(labels)]
+    task = task.drawn(train, recipe.seed)
+    kept = {name: getattr(options, name) for name in ("train", "eval", "rows", "labels")}
+    kept |= {"test": options.test, "eval_rows": options.eval_rows}
+    data = RunData(task, labels, train, evaluation, replace(first.options, **kept), tuple(notes))
+    rows = tuple(part.rows for part in parts)
+    return replace(data, spec=spec, chosen=tuple(first.chosen), test=test, sources=rows)
+
+
+@dataclass
+class _SourcePart:
+    """The examples of one of several sources, and the reader that read them."""
+
+    source: DataSource
+    reader: _Reader
+    train: list[Any]
+    evaluation: list[Any]
+    test: list[Any]
+    places: dict[str, str]
+    too_few: TooFewGroups | None = None
+
+    @property
+    def rows(self) -> SourceRows:
+        """The numbers of the examples."""
+        counts = len(self.train), len(self.evaluation), len(self.test)
+        return SourceRows(str(self.source.name), self.source.path, self.source.weight, *counts)
+
+
+def _read_source(recipe: Recipe, source: DataSource, first: _Reader | None) -> _SourcePart:
+    """Read one of several sources, and hold out some of its rows if it has enough of them."""
+    options = recipe.data.of_source(source)
+    most = options.eval_rows and max(options.eval_rows // len(recipe.data.sources), 1)
+    options = replace(options, eval=source.eval, eval_rows=most)
+    own = replace(recipe, data=options)
+    reader = _Reader(first.spec if first else recipe.task, options)
+    read = reader.read(source.path, "train")
+    if first is not None and reader.task != first.task:
+        raise DataError(
+            f"{source.path} has another form than the first source of data.train",
+            offenders=[f"{source.path}: {dump_task(reader.task)}",
+                       f"{recipe.data.sources[0].path}: {dump_task(first.task)}"],
+            expected="sources of one form",
+        )  # fmt: skip
+    places = _places_of_labels(reader, read, source.path)
+    if source.rows is not None and source.rows > len(read):
+        reader.notes.append(f"all its {len(read):,} rows, which are fewer than {source.rows:,}")
+    train = sample_rows(reader.task, read, source.rows, recipe.seed)
+    part = _SourcePart(source, reader, train, [], [], places)
+    try:
+        if source.eval is not None or recipe.data.eval is None:
+            part.train, part.evaluation = _with_evaluation(reader, own, part.train)
+        if options.test_share:
+            part.train, part.test = _with_test(reader, own, part.train, len(train))
+    except TooFewGroups as error:
+        part.too_few = error
+        reader.notes.append(f"{error.problem}: all are trained on")
+    return part
+
+
+def _places_of_labels(reader: _Reader, examples: Sequence[Any], path: str) -> dict[str, str]:
+    """Return the place of the first example of each label, for errors."""
+    labels = set(reader.task.labels(examples))
+    places = reader.places if len(reader.places) == len(examples) else []
+    found: dict[str, str] = {}
+    for number, example in enumerate(examples):
+        if len(found) == len(labels):
+            break
+        for label in reader.task.labels([example]):
+            found.setdefault(label, places[number] if places else path)
+    return found
+
+
+def _check_label_sets(
+    task: Task, parts: Sequence[_SourcePart], labels: Sequence[str], *, named: bool
+) -> list[str]:
+    """Return a note on labels that some sources lack.
+
+    Raises:
+        DataError: the labels of a source are those of no other one, and none are named.
+    """
+    if not labels or not task.has_labels:
+        return []
+    shared = Counter(label for part in parts for label in part.places)
+    apart = [part for part in parts if all(shared[label] == 1 for label in part.places)]
+    if apart and not named:
+        raise DataError(
+            "the sources of data.train have different labels",
+            offenders=[
+                f"{label!r}: only {place}" for part in apart for label, place in part.places.items()
+            ],
+            expected="the same labels in each source, or all of them named in order",
+            hint=f"--labels {','.join(labels[:4])}{',...' * (len(labels) > 4)}, if they are "
+            "different classes; or data.train=[{path: FILE, labels: '0=no,1=yes'}, ...]",
+        )
+    alone = [label for label in labels if shared[label] < len(parts)]
+    if not alone:
+        return []
+    places = {label: place for part in parts for label, place in part.places.items()}
+    shown = ", ".join(f"{label!r} ({places[label]})" for label in alone[:3] if label in places)
+    return [f"{len(alone):,} of {len(labels):,} labels are not in all sources: {shown}"]
+
+
+def _check_sources(recipe: Recipe) -> None:
+    """Check that no option needs a single source.
+
+    Raises:
+        ConfigError: some options do.
+    """
+    data = recipe.data
+    paths = [each.path for each in data.sources]
+    problems = {
+        "builtin:docstrings is one of them": BUILTIN in paths,
+        "data.train_target is set": data.train_target is not None,
+        "data.eval_target is set": data.eval_target is not None,
+    }
+    if data.stream:
+        sized = parse_mixing(recipe.mixing) if recipe.mixing is not None else None
+        problems |= {
+            f"{each.path}#{each.rows}: a stream does not count its rows": each.rows is not None
+            for each in data.sources
+        }
+        problems["mixing depends on the rows of each source, which a stream does not count"] = (
+            sized is not None and not isinstance(sized, Equally)
+        )
+    if wrong := [problem for problem, applies in problems.items() if applies]:
+        raise ConfigError(
+            f"data.train has {len(paths)} sources",
+            offenders=wrong,
+            expected="files or datasets with columns, mixed by weight"
+            if data.stream
+            else "files or datasets with columns",
+        )
+
+
+def one_source(recipe: Recipe, purpose: str) -> None:
+    """Check that a recipe has a single source, which a purpose needs, such as "a study".
+
+    Raises:
+        ConfigError: the recipe has several.
+    """
+    for data in (recipe.data, *(own.data for own in recipe.tasks.values())):
+        if data.several:
+            raise ConfigError(
+                f"{purpose} with {len(data.sources)} sources in data.train: {data.location}",
+                expected="one file, pattern or dataset",
+                hint="data.train=FILE",
+            )
+
+
 def _streamed_text(recipe: Recipe) -> RunData:
     """Stream the raw text of a recipe; hold out some of it if evaluation data are missing."""
     _check_stream_test(recipe)
     options, notes = recipe.data, []
-    train = open_stream(str(options.train), options)
+    train = open_stream(options.location, options)
     if options.rows is not None and options.rows < train.documents:
         train = train.drawn(options.rows, recipe.seed)
     held: TextStream | None = None
@@ -281,8 +475,8 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     _check_stream(recipe)
     _check_stream_test(recipe)
     options, train = recipe.data, recipe.train
-    stream, notes = open_examples(str(options.train), options, parse_task(recipe.task))
-    task, options = stream.task, stream.options
+    stream, notes = _open_stream(recipe)
+    task, options = stream.task, replace(stream.options, train=options.train)
     _, world = readers(train.tensor_parallel)
     per_step = (train.batch_size or STREAM_BATCH) * train.gradient_accumulation * world
     stream = replace(stream, epoch=int(train.max_steps or 0) * per_step)
@@ -291,23 +485,66 @@ def _streamed_rows(recipe: Recipe) -> RunData:
         stream.read_through()
     else:
         labels = stream.labels()
-    evaluation: list[Any] = []
+    evaluation, sources = _evaluated_sources(recipe, task, stream)
     noted = [*notes, *unnamed_note(labels)]
-    if options.eval == NO_EVALUATION:
-        noted.append(_NOT_EVALUATED)
+
+    def read(source: str, split: str, most: int | None) -> list[Any]:
+        own = recipe.data if sources else options  # guessed again: the sources have other columns
+        if is_many_files(source):
+            return _first_rows(source, own, task, most)
+        own = task.fitted(source, own, split)[1].options if sources else own
+        return task.read(source, own, split)
+
+    if options.eval in (None, NO_EVALUATION):
+        noted += [_NOT_EVALUATED] * (not evaluation)
     elif is_many_files(str(options.eval)):
-        evaluation = _first_rows(str(options.eval), options, task, options.eval_rows)
+        evaluation += read(str(options.eval), "eval", options.eval_rows)
     else:
-        evaluation = _fewer(task, task.read(str(options.eval), options, "eval"), recipe, noted)
+        evaluation += _fewer(task, read(str(options.eval), "eval", None), recipe, noted)
     test: list[Any] = []
-    if options.test_file and is_many_files(options.test_file):
-        test = _first_rows(options.test_file, options, task, None)
-    elif options.test_file:
-        test = task.read(options.test_file, options, _test_split(options))
+    if options.test_file:
+        many = is_many_files(options.test_file)
+        test = read(options.test_file, "eval" if many else _test_split(options), None)
     task.check(labels, evaluation)
     task.check(labels, test)
     notes, spec = tuple(noted), recipe.task
-    return RunData(task, labels, stream, evaluation, options, notes, spec=spec, test=test)
+    data = RunData(task, labels, stream, evaluation, options, notes, spec=spec, test=test)
+    return replace(data, sources=sources)
+
+
+def _open_stream(recipe: Recipe) -> tuple[ExampleStream, tuple[str, ...]]:
+    """Open the rows of a recipe; several sources are interleaved by their weights."""
+    options, task = recipe.data, parse_task(recipe.task)
+    if not options.several:
+        return open_examples(options.location, options, task)
+    _check_sources(recipe)
+    opened = [open_examples(each.path, options.of_source(each), task) for each in options.sources]
+    weights = [each.weight for each in options.sources]
+    named = zip(options.sources, opened, strict=True)
+    notes = tuple(f"{source.name}: {note}" for source, (_, found) in named for note in found)
+    return mix_streams([stream for stream, _ in opened], weights), notes
+
+
+def _evaluated_sources(
+    recipe: Recipe, task: Task, stream: ExampleStream
+) -> tuple[list[Any], tuple[SourceRows, ...]]:
+    """Read the evaluation rows that streamed sources have for themselves."""
+    examples: list[Any] = []
+    rows: list[SourceRows] = []
+    sources = recipe.data.sources if recipe.data.several else ()
+    for source, part in zip(sources, stream.parts, strict=bool(sources)):
+        found: list[Any] = []
+        if source.eval is not None:
+            most = recipe.data.eval_rows
+            found = (
+                _first_rows(source.eval, part.options, task, most)
+                if is_many_files(source.eval)
+                else task.read(source.eval, part.options, "eval")
+            )
+            found = sample_rows(task, found, most, recipe.seed)
+        examples += found
+        rows.append(SourceRows(str(source.name), source.path, source.weight, 0, len(found)))
+    return examples, tuple(rows)
 
 
 def _first_rows(source: str, options: DataOptions, task: Task, most: int | None) -> list[Any]:
@@ -340,7 +577,8 @@ def _check_stream(recipe: Recipe) -> None:
     problems = {
         "train.max_steps is missing: the number of rows is not known": train.max_steps is None,
         "train.epochs is set: a stream has no epochs": train.epochs is not None,
-        "data.eval is missing: no rows are held out of a stream": data.eval is None,
+        "data.eval is missing: no rows are held out of a stream":
+            data.eval is None and not (data.several and any(s.eval for s in data.sources)),
         "data.rows is set: train.max_steps determines the number of rows": data.rows is not None,
         "data.train_target is set: a stream has rows": data.train_target is not None,
         "shots are drawn from all rows, which a stream has not":
@@ -350,7 +588,7 @@ def _check_stream(recipe: Recipe) -> None:
     }  # fmt: skip
     if wrong := [problem for problem, applies in problems.items() if applies]:
         raise ConfigError(
-            f"data.stream=true with {task.name} on {data.train}",
+            f"data.stream=true with {task.name} on {data.location}",
             offenders=wrong,
             expected="a number of steps, evaluation data or none, and a task that reads rows",
             hint="--steps N --eval FILE (or --eval none)",
@@ -365,6 +603,7 @@ def _read_tasks(recipe: Recipe) -> RunData:
             expected="a stream for a run with one task: the shares of tasks follow their rows",
             hint="one task, or data.stream=false",
         )
+    one_source(recipe, "a run with several tasks")
     parts = {name: _read(recipe.of_task(name)) for name in recipe.tasks}
     weights = {name: own.weight for name, own in recipe.tasks.items()}
     first = next(iter(parts.values()))
@@ -390,7 +629,8 @@ def check_options(recipe: Recipe, data: RunData) -> None:
     if not data.evaluation:
         _check_no_evaluation(recipe)
     else:
-        _check_metric(data.task, recipe.train.best_metric, data.evaluation)
+        scored = [source.name for source in data.sources if source.evaluation]
+        _check_metric(data.task, recipe.train.best_metric, data.evaluation, scored)
 
 
 def check_attached(data: RunData, adapter: Adapter) -> None:
@@ -521,8 +761,11 @@ def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str
     return tuple(names.values()) if labels and names else labels
 
 
-def _check_metric(task: Task, metric: str | None, evaluation: Sequence[Any]) -> None:
+def _check_metric(
+    task: Task, metric: str | None, evaluation: Sequence[Any], sources: Sequence[str]
+) -> None:
     names = task.metric_names(evaluation)
+    names = (*names, *(f"{source}/{name}" for source in sources for name in names))
     if metric is not None and metric not in names:
         raise unknown(
             "metric", metric, names, hint=f"train.best_metric={task.main_metric}, the default"
@@ -537,8 +780,11 @@ class _Reader:
         self.task = parse_task(DEFAULT if spec is None else spec)
         self.notes: list[str] = []
         self.chosen: list[str] = []
+        self.places: list[str] = []  # of the rows read last, for errors
 
     def read(self, source: str | None, split: str) -> list[Any]:
+        if source is not None and is_pattern(source):
+            return self._read_files(source, split)
         if BUILTIN in (source, self.options.train):
             self.spec = self.spec or DEFAULT
             # The built-in rows have no columns; these are the usual names, for data to predict on.
@@ -562,6 +808,19 @@ class _Reader:
         if choice.table is not None and (skipped := len(choice.table.lines) - len(examples)) > 0:
             rows = f"{skipped:,} of {len(choice.table.lines):,} rows"
             self.notes.append(f"{rows} with an empty text or label are skipped")
+        self.places = choice.places(len(examples))
+        return examples
+
+    def _read_files(self, pattern: str, split: str) -> list[Any]:
+        """Read the files of a pattern in order, with notes on the first one."""
+        examples, places, shown = list[Any](), list[str](), 0
+        files = list_files(pattern)
+        for number, file in enumerate(files):
+            examples += self.read(file, split)
+            places += self.places
+            shown = shown if number else len(self.notes)
+        self.notes[shown:] = [f"{pattern}: {len(files):,} files, {len(examples):,} rows"]
+        self.places = places
         return examples
 
 
@@ -569,7 +828,7 @@ def _evaluation_source(options: DataOptions) -> str | None:
     """Return the evaluation source: the `eval` option, or the split of a dataset on the Hub."""
     if options.eval not in (None, NO_EVALUATION):
         return options.eval
-    train = str(options.train)
+    train = options.location
     if options.eval == NO_EVALUATION:
         return None
     if train == BUILTIN:
@@ -630,8 +889,8 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
         AdapterhubError: of any type; the cheapest checks come first.
     """
     check_recipe(recipe, resume, dry=dry)
-    sources = [own.data.train for own in recipe.tasks.values()] or [recipe.data.train]
-    with reading(", ".join(map(str, sources))):
+    options = [own.data for own in recipe.tasks.values()] or [recipe.data]
+    with reading(", ".join(each.location for each in options)):
         return read_data(recipe)
 
 

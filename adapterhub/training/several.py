@@ -117,7 +117,8 @@ def _finished(output: Path) -> dict[str, Any]:
 def _record(staged: StagedRecipe, name: str) -> dict[str, Any]:
     """Return the record of a stage: its recipe, and the sizes of its data."""
     recipe = without_places(staged, name)
-    sources = (recipe.data.train, recipe.data.eval, recipe.data.test_file)
+    data = recipe.data
+    sources = (*(each.path for each in data.sources), data.eval, data.test_file)
     files = [Path(source) for source in sources if source]
     sizes = [file.stat().st_size if file.is_file() else None for file in files]
     return {"recipe": to_dict(recipe), "bytes": sizes}

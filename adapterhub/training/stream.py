@@ -17,6 +17,8 @@ needed to continue.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +31,7 @@ from adapterhub.data.row_stream import (
     BlockReader,
     Cursor,
     RowSource,
+    RowTaker,
     cursor_of,
     open_source,
     read_blocks,
@@ -41,6 +44,7 @@ from adapterhub.recipe.recipe import RunOptions
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks.common.batches import Row
+from adapterhub.training.sources import apportion
 
 if TYPE_CHECKING:
     from adapterhub.loop.engine import Batch
@@ -49,6 +53,9 @@ if TYPE_CHECKING:
 BUFFER = 10_000  # rows per block
 _HEAD = 256  # rows used to choose the columns
 _READ_THROUGH, _ENCODED = 256 << 20, 8 << 20  # bytes of files that are checked before step 1
+
+Cursors = Cursor | tuple[Cursor, ...]
+"""The position in a stream, or in each of several."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,21 @@ class ExampleStream(Sequence[Any], Streamed):
         """The sha256 that identifies the source."""
         return self.source.sha256
 
+    @property
+    def location(self) -> str:
+        """The location given by the user."""
+        return self.source.location
+
+    @property
+    def parts(self) -> tuple[ExampleStream, ...]:
+        """The streams that are interleaved: by default only this one."""
+        return (self,)
+
+    @property
+    def start(self) -> Cursors:
+        """The position of the first row."""
+        return Cursor()
+
     @cached_property
     def head(self) -> list[Any]:
         """The first examples."""
@@ -87,11 +109,22 @@ class ExampleStream(Sequence[Any], Streamed):
         return self.head[index]
 
     def __iter__(self) -> Iterator[Any]:
-        for block in read_pass(self.source, BUFFER):
-            yield from self.read(block.table)
+        for examples in self.one_pass():
+            yield from examples
 
-    def blocks(self, reader: BlockReader, cursor: Cursor) -> Iterator[tuple[Cursor, list[Any]]]:
-        """Yield the examples of each block, and its start, without end."""
+    def one_pass(self) -> Iterator[list[Any]]:
+        """Yield all examples once, block by block."""
+        for block in read_pass(self.source, BUFFER):
+            yield self.read(block.table)
+
+    def blocks(
+        self, reader: BlockReader, cursor: Cursors, number: int = 0
+    ) -> Iterator[tuple[Cursors, list[Any]]]:
+        """Yield the examples of each block, and its start, without end.
+
+        `number` is the number of blocks before the position.
+        """
+        assert isinstance(cursor, Cursor)
         for block in read_blocks(self.source, reader, cursor):
             yield block.cursor, self.read(block.table)
 
@@ -119,7 +152,7 @@ class ExampleStream(Sequence[Any], Streamed):
             DataError: rows are invalid.
         """
         if self.within(_READ_THROUGH):
-            with doing(f"reading {self.source.location} through"):
+            with doing(f"reading {self.location} through"):
                 for _ in self:
                     pass
 
@@ -130,9 +163,8 @@ class ExampleStream(Sequence[Any], Streamed):
             return ()
         known: set[str] = set()
         shown: list[Any] = []  # an example of each label
-        with doing(f"collecting the labels of {self.source.location}"):
-            for block in read_pass(self.source, BUFFER):
-                examples = self.read(block.table)
+        with doing(f"collecting the labels of {self.location}"):
+            for examples in self.one_pass():
                 if set(self.task.labels(examples)) <= known:
                     continue
                 for example in examples:
@@ -140,6 +172,85 @@ class ExampleStream(Sequence[Any], Streamed):
                         known |= new
                         shown.append(example)
         return self.task.labels(shown)
+
+
+@dataclass(frozen=True)
+class MixedStream(ExampleStream):
+    """Several streams, interleaved: each block has rows of all, in their shares.
+
+    The sources without enough rows for a block are read again from their beginning.
+
+    Attributes:
+        streams: the streams; source, task and options of the first are those of the mixture.
+        shares: their shares of the rows, which add up to 1.
+    """
+
+    streams: tuple[ExampleStream, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of those of all sources."""
+        return hashlib.sha256("".join(each.sha256 for each in self.streams).encode()).hexdigest()
+
+    @property
+    def location(self) -> str:
+        """The locations given by the user."""
+        return ", ".join(each.location for each in self.streams)
+
+    @property
+    def parts(self) -> tuple[ExampleStream, ...]:
+        """The streams that are interleaved."""
+        return self.streams
+
+    @property
+    def start(self) -> Cursors:
+        """The position of the first row of each stream."""
+        return tuple(Cursor() for _ in self.streams)
+
+    @cached_property
+    def head(self) -> list[Any]:
+        """The first examples of each stream."""
+        return [example for each in self.streams for example in each.head]
+
+    def one_pass(self) -> Iterator[list[Any]]:
+        """Yield all examples once, stream by stream."""
+        for each in self.streams:
+            yield from each.one_pass()
+
+    def blocks(
+        self, reader: BlockReader, cursor: Cursors, number: int = 0
+    ) -> Iterator[tuple[Cursors, list[Any]]]:
+        """Yield the examples of each block, and the position of each stream at its start."""
+        assert isinstance(cursor, tuple)
+        takers = [
+            RowTaker(each.source, reader, own)
+            for each, own in zip(self.streams, cursor, strict=True)
+        ]
+        given = [0] * len(takers)
+        for block in itertools.count():
+            counts = apportion(self.shares, block * reader.size, given, reader.size)
+            given = [a + b for a, b in zip(given, counts, strict=True)]
+            if block < number:
+                continue
+            before = tuple(taker.cursor for taker in takers)
+            examples: list[Any] = []
+            for each, taker, count in zip(self.streams, takers, counts, strict=True):
+                examples += each.read(taker.take(count)) if count else []
+            yield before, examples
+
+    def within(self, most: int) -> bool:
+        """Return whether all rows are local, in files up to this size in bytes in all."""
+        sizes = [each.source.size for each in self.streams]
+        return None not in sizes and sum(size or 0 for size in sizes) <= most
+
+
+def mix_streams(streams: Sequence[ExampleStream], weights: Sequence[float]) -> MixedStream:
+    """Return several streams as one; the shares of their rows are proportional to `weights`."""
+    first, shares = streams[0], tuple(weight / sum(weights) for weight in weights)
+    return MixedStream(
+        first.source, first.task, first.options, streams=tuple(streams), shares=shares
+    )
 
 
 def open_examples(
@@ -186,8 +297,8 @@ class LazyRows(Sequence[Row]):
         return self.head.rows[index]
 
     def __iter__(self) -> Iterator[Row]:
-        for block in read_pass(self.stream.source, BUFFER):
-            yield from _encoded(self.task, self.stream.read(block.table), self.setting)[0]
+        for examples in self.stream.one_pass():
+            yield from _encoded(self.task, examples, self.setting)[0]
 
 
 @dataclass(frozen=True)
@@ -247,7 +358,7 @@ class _Place:
     """The place of the next batch: the block's number and start, and the batches taken from it."""
 
     number: int
-    cursor: Cursor
+    cursor: Cursors
     batch: int = 0
 
 
@@ -270,7 +381,7 @@ class StreamBatches:
         self.rows, self.options, self.workers = rows, options, workers
         assert options.max_steps is not None
         self.total = options.max_steps * options.gradient_accumulation * world
-        self.place = _Place(0, Cursor())
+        self.place = _Place(0, rows.stream.start)
         self.batches: Iterator[Batch] | None = None
 
     def __len__(self) -> int:
@@ -284,12 +395,17 @@ class StreamBatches:
 
     def state(self) -> dict[str, Any]:
         """Return the place of the next batch, in plain values."""
-        place = self.place
-        return {"block": place.number, "batch": place.batch, "cursor": place.cursor.record()}
+        number, cursor = self.place.number, self.place.cursor
+        one = isinstance(cursor, Cursor)
+        places = cursor.record() if one else [each.record() for each in cursor]
+        return {"block": number, "batch": self.place.batch, "cursor": places}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a place that `state` returned."""
-        self.place = _Place(state["block"], cursor_of(state["cursor"]), state["batch"])
+        saved = state["cursor"]
+        several = isinstance(saved, list)
+        cursor = tuple(map(cursor_of, saved)) if several else cursor_of(saved)
+        self.place = _Place(state["block"], cursor, state["batch"])
         self.batches = None
 
     def close(self) -> None:
@@ -304,7 +420,7 @@ class StreamBatches:
         from adapterhub.loop.engine import batch_order
 
         rows, passed, options = self.rows, start.batch, self.options
-        blocks = rows.stream.blocks(self.reader, start.cursor)
+        blocks = rows.stream.blocks(self.reader, start.cursor, start.number)
         loader: Any = DataLoader(
             _BlockEncoder(rows.task, rows.setting),  # type: ignore[arg-type]
             sampler=(

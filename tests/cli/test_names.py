@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import adapterhub as ah
-from adapterhub.cli.train import recipe_words
+from adapterhub.cli.train import _one_value_each, nested_flags, recipe_words
 from adapterhub.config.user_folders import is_file, is_folder, is_there
 from adapterhub.errors import AdapterhubError
 from adapterhub.registry.pull import named_reference
@@ -144,6 +144,18 @@ def test_names_of_clients():
             continue
         found, reference = named_reference(text)
         assert (found, reference.kind) == (name, kind)
+
+
+def test_several_data_files_are_sources_in_their_order():
+    """Behind `--train` as well, up to the next flag, override or recipe."""
+    words = ["--train", "a.csv", "b.tsv#5", "r.yaml", "--on", "x", "y", "--eval", "c.csv", "d.csv"]
+    repeated = ["--train", "a.csv", "--train", "b.tsv#5", "r.yaml", "--on", "x", "--on", "y"]
+    assert list(_one_value_each(words)) == [*repeated, "--eval", "c.csv", "d.csv"]
+    flags = {"train": ("c/*.csv", "a.csv")}
+    recipe, overrides = recipe_words(("a.csv", "b.jsonl#5", "r.yaml", "hf:x#3", "seed=1"), flags)
+    assert (recipe, overrides) == ("r.yaml", ["seed=1"])
+    assert flags["train"] == ["a.csv", "b.jsonl#5", "hf:x#3", "c/*.csv"]
+    assert nested_flags(flags)["data"]["train"] == flags["train"]
 
 
 def test_words_with_an_equals_sign(tmp_path, monkeypatch):

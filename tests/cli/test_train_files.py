@@ -81,8 +81,6 @@ def test_the_backbone_of_a_trained_adapter_is_taken(flag, here, adapterhub, tmp_
     [
         (("mine.cvs",), "did you mean 'mine.csv'"),
         (("r.yaml", "r.json"), "more than one recipe"),
-        (("mine.csv", "mine.txt"), "--eval mine.txt"),
-        (("mine.csv", "--train", "mine.txt"), "more than one file of training data"),
         (("lroa",), "no such file: 'lroa'"),
     ],
 )

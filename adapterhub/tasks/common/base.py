@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -185,6 +185,10 @@ class Encoded:
     def score_prefix(self) -> str:
         """The start of the names of the scores of these rows; "" unless a run has several tasks."""
         return ""
+
+    def by_source(self) -> Iterator[tuple[str, int, Encoded]]:
+        """Yield the name, the first example's index and the rows of each of several sources."""
+        return iter(())
 
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
         """Return the model inputs for some rows, padded to the longest: (batch, tokens).

@@ -1,0 +1,361 @@
+"""Several sources in one run: columns, shares, scores of each, and an exact resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.data.options import DataOptions
+from adapterhub.data.sources import DataSource
+from adapterhub.errors import AdapterhubError, ConfigError, DataError
+from adapterhub.files.native import Saved
+from adapterhub.loop.report import Reporter, Several
+from adapterhub.recipe.recipe import Recipe, parse_mixing, read
+from adapterhub.tasks import parse_task
+from adapterhub.training.plan import plan_of
+from adapterhub.training.run import epoch_batches, prepare, run
+from adapterhub.training.run_data import read_data
+from adapterhub.training.sources import (
+    SourcedRows,
+    apportion,
+    drawn_rows,
+    rows_by_epoch,
+    source_shares,
+)
+from adapterhub.training.stream import BlockReader, mix_streams, open_examples
+from tests.kit.data import sentences, write_json_lines, write_tsv
+from tests.kit.runs import final_bytes, forks, killed, quiet
+from tests.kit.task_cases import CASES
+
+MEDIA = {name for name, case in CASES.items() if parse_task(case.task).decodes}
+
+
+def write_sources(folder: Path, sizes: tuple[int, ...] = (40, 20, 12)) -> list[str]:
+    """Write sentences with their class into files of some sizes, with other names of columns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = ("text\tlabel", "review\tsentiment", "sentence\tcategory")
+    rows, start, files = sentences(sum(sizes)), 0, []
+    for number, size in enumerate(sizes):
+        own = [
+            (f"{text} {start + i}", label) for i, (text, label) in enumerate(rows[start:][:size])
+        ]
+        files.append(str(write_tsv(folder / f"{'abc'[number]}.tsv", own, columns[number])))
+        start += size
+    return files
+
+
+def recipe_of(backbone: Path, folder: Path, train: Any, *words: str, **data: Any) -> Recipe:
+    usual = ["task=classification", "method=lora(rank=2)", "train.batch_size=4", "train.epochs=2",
+             "train.log_every=1", "train.tensorboard=false", "train.report=false"]  # fmt: skip
+    flags = {
+        "backbone": str(backbone),
+        "output": str(folder / "run"),
+        "data": {"train": train, **data},
+    }
+    return read(None, [*usual, *words], flags)
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=5),
+    st.data(),
+    st.integers(0, 6),
+    st.integers(0, 3),
+)
+def test_every_epoch_has_its_shares_and_no_row_twice_before_all(sizes, data, epoch, seed):
+    weights = data.draw(
+        st.lists(st.floats(0.05, 20), min_size=len(sizes), max_size=len(sizes)), "weights"
+    )
+    mixing = parse_mixing(data.draw(st.sampled_from(["size", "equal", "temperature(t=3)"])))
+    named = {str(i): size for i, size in enumerate(sizes)}
+    shares = list(source_shares(mixing, named, {str(i): w for i, w in enumerate(weights)}).values())
+    total = sum(sizes)
+    given_before, numbers = rows_by_epoch(sizes, shares, epoch)
+    assert sum(numbers) == total
+    for share, before, now in zip(shares, given_before, numbers, strict=True):
+        assert abs(share * total * (epoch + 1) - before - now) < 1 + 1e-6
+    starts = [0, *(sum(sizes[: i + 1]) for i in range(len(sizes)))]
+    counted: Counter[int] = Counter()
+    for each in range(epoch + 1):
+        counted.update(drawn_rows(sizes, shares, each, seed))
+    for (start, end), before, now in zip(pairwise(starts), given_before, numbers, strict=True):
+        times = [counted[i] for i in range(start, end)]
+        assert sum(times) == before + now
+        assert max(times) - min(times) <= 1
+    if mixing == parse_mixing("size") and len(set(weights)) == 1:
+        assert drawn_rows(sizes, shares, epoch, seed) == list(range(total))
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=6), st.integers(1, 7), st.integers(1, 40))
+def test_blocks_of_any_size_keep_the_shares(rates, size, blocks):
+    shares, counts = [rate / sum(rates) for rate in rates], [0] * len(rates)
+    for number in range(blocks):
+        new = apportion(shares, number * size, counts, size)
+        assert sum(new) == size
+        assert min(new) >= 0
+        counts = [a + b for a, b in zip(counts, new, strict=True)]
+    assert all(
+        abs(share * size * blocks - count) <= 1 + 1e-6
+        for share, count in zip(shares, counts, strict=True)
+    )
+
+
+def test_several_files_are_one_file_of_all_their_rows(backbone, tmp_path):
+    """The differential case: the default mixing draws the same batches, and gives equal tensors."""
+    files = write_sources(tmp_path)
+    dev = write_tsv(tmp_path / "dev.tsv", sentences(20))
+    rows = [line for file in files for line in Path(file).read_text().splitlines()[1:]]
+    (tmp_path / "all.tsv").write_text("\n".join(["text\tlabel", *rows, ""]))
+    together = recipe_of(backbone, tmp_path / "1", files, eval=str(dev))
+    alone = recipe_of(backbone, tmp_path / "2", str(tmp_path / "all.tsv"), eval=str(dev))
+    outcomes = [run(recipe, quiet(recipe)) for recipe in (together, alone)]
+    tensors = [(outcome.folder / "adapter.safetensors").read_bytes() for outcome in outcomes]
+    assert tensors[0] == tensors[1]
+    assert outcomes[0].metrics == outcomes[1].metrics
+    records = [Saved.at(outcome.folder).manifest.training["data"] for outcome in outcomes]
+    assert records[0].pop("sources")[1] == {
+        "name": "b", "train": 20, "eval": 0, "weight": 1.0, "share": round(20 / 72, 6),
+    }  # fmt: skip
+    assert records[0] == records[1]
+
+
+@pytest.fixture(scope="module")
+def ended(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Any]:
+    """A finished run on three sources in equal shares, of which the last is too small to divide."""
+    folder = tmp_path_factory.mktemp("sources")
+    files = [*write_sources(folder, (40, 20)), str(folder / "few.tsv")]
+    write_tsv(folder / "few.tsv", [*sentences(9)[:1], ("nothing", "neg")])
+    words = ["mixing=equal", "train.report=true", "train.best_metric=a/accuracy"]
+    recipe = recipe_of(backbone, folder, files, *words, test=0.2)
+    return recipe, run(recipe, quiet(recipe))
+
+
+def test_each_source_has_its_scores(ended):
+    _, outcome = ended
+    assert [source.name for source, _ in outcome.sources] == ["a", "b", "few"]
+    assert [source.evaluation > 0 for source, _ in outcome.sources] == [True, True, False]
+    sizes = [source.evaluation for source, _ in outcome.sources[:2]]
+    parts = [outcome.metrics[f"{name}/accuracy"] for name in "ab"]
+    whole = sum(n * part for n, part in zip(sizes, parts, strict=True)) / sum(sizes)
+    assert outcome.metrics["accuracy"] == pytest.approx(whole)
+    assert [outcome.errors[f"{name}/accuracy"].rows for name in "ab"] == sizes
+    assert outcome.result.metric == "a/accuracy"
+    assert "few/accuracy" not in outcome.metrics
+    assert {"accuracy", "a/accuracy", "b/macro_f1"} <= outcome.tested.keys()
+    page = outcome.page.read_text()
+    table = page.partition('id="sources"')[2].partition("</section>")[0]
+    assert table.count("33.3%") == 3
+    assert "few" in table
+    card = (outcome.folder / "README.md").read_text() if outcome.folder else ""
+    assert "few: 2 rows, 33.3% of the training" in card.replace("\\", "")
+
+
+def test_the_batches_have_the_shares_and_the_plan_tells_them(ended):
+    recipe, _ = ended
+    prepared = prepare(replace(recipe, output=f"{recipe.output}-2"))
+    rows = prepared.train
+    assert isinstance(rows, SourcedRows)
+    counts: Counter[str] = Counter()
+    ends = [(name, sum(rows.rows_of[: i + 1])) for i, name in enumerate(rows.names)]
+    for epoch in range(6):
+        for batch in epoch_batches(prepared, epoch).order:
+            counts.update(next(name for name, end in ends if index < end) for index in batch)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert sum(counts.values()) == 6 * len(rows.rows)
+    assert [round(share, 3) for _, share in plan_of(prepared).sources] == [0.333] * 3
+
+
+@forks
+@pytest.mark.parametrize("how", ["memory", "stream"])
+def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, how):
+    files = write_sources(tmp_path / "data")
+    train = [{"path": file, "weight": w} for file, w in zip(files, (1, 4, 0.5), strict=True)]
+    words = ["train.save_every=4", "mixing=equal", "train.max_steps=10"]
+    data: dict[str, Any] = {}
+    if how == "stream":
+        words += ["train.epochs=null", "data.buffer=9"]
+        data = {"stream": True, "eval": files[1]}
+    whole, cut = (
+        recipe_of(backbone, tmp_path / name, train, *words, **data) for name in ("whole", "cut")
+    )
+    run(whole, quiet(whole))
+
+    class Killer(Reporter):
+        def trained(self, line: Any, timing: Any) -> None:
+            if line.step == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    killed(lambda: run(cut, Several([quiet(cut), Killer()])))
+    run(cut, quiet(cut), resume=True)
+    assert final_bytes(Path(cut.output)) == final_bytes(Path(whole.output))
+    other = recipe_of(
+        backbone, tmp_path / "cut", [{**train[0], "weight": 2}, *train[1:]], *words, **data
+    )
+    shutil.rmtree(Path(cut.output) / "adapter")
+    with pytest.raises(ConfigError, match="another run") as error:
+        run(other, quiet(other), resume=True)
+    assert "sources.a: 1.0 in the checkpoint, 2.0 now" in error.value.offenders
+
+
+def test_streams_are_interleaved_by_weight(tmp_path):
+    """A small source is read again and again; a reader in the middle continues exactly."""
+    files = write_sources(tmp_path, (40, 3))
+    task = parse_task("classification")
+    streams = [open_examples(file, DataOptions(), task)[0] for file in files]
+    mixed = mix_streams(streams, [1, 3])
+    reader = BlockReader(10, seed=0)
+    blocks = list(islice(mixed.blocks(reader, mixed.start), 9))
+    drawn = Counter(example.text for _, examples in blocks for example in examples)
+    small = {example.text for example in streams[1]}
+    assert sum(drawn[text] for text in small) in (67, 68)
+    assert {drawn[text] for text in small} <= {22, 23}
+    later = mixed.blocks(reader, blocks[4][0], 4)
+    assert list(islice(later, 5)) == blocks[4:]
+    assert mixed.labels() == task.labels(list(mixed))
+    assert len(list(mixed)) == 43
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - MEDIA))
+def test_every_task_reads_several_sources(name, tmp_path):
+    """Two copies of the rows of a task are read as twice the rows of one."""
+    case = CASES[name]
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    files = [str(case.data(tmp_path / number)) for number in "12"]
+    sources = {"train": files, "eval": files[0]}
+    flags = {"output": "o", "task": case.task, "backbone": "none", "data": sources}
+    data = read_data(read(None, [], flags))
+    one = read_data(read(None, [], {**flags, "data": {"train": files[0], "eval": files[0]}}))
+    assert list(data.train) == [*one.train, *one.train]
+    assert data.labels == one.labels
+    assert [source.train for source in data.sources] == [len(one.train)] * 2
+
+
+def test_chats_pairs_and_instructions_are_one_run(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    forms = {
+        "chats": chat,
+        "pairs": {"prompt": "a", "completion": "b"},
+        "alpaca": {"instruction": "a", "input": "", "output": "b"},
+    }
+    files = []
+    for name, row in forms.items():
+        rows = json.loads(json.dumps([row] * 12))
+        files.append(str(write_json_lines(tmp_path / f"{name}.jsonl", rows)))
+    recipe = read(None, ["task=causal-lm"], {
+        "backbone": "none", "output": "o", "data": {"train": [*files[:2], f"{files[2]}#5"],
+                                                    "eval": "none"}})  # fmt: skip
+    data = read_data(recipe)
+    assert [source.train for source in data.sources] == [12, 12, 5]
+
+
+# Sources -> what is said of them. The files: good.tsv, other.tsv with other classes, empty.tsv,
+# nolabel.tsv without a class, and a#5.tsv.
+REFUSED: dict[str, tuple[Any, str]] = {
+    "twice": (["good.tsv", "good.tsv"], "a source of data.train twice"),
+    "empty": (["good.tsv", "empty.tsv"], "empty.tsv"),
+    "no label": (["good.tsv", "nolabel.tsv"], "nolabel.tsv"),
+    "labels": (["good.tsv", "other.tsv"], "'bad': only other.tsv, line 2"),
+    "weight 0": (["good.tsv", {"path": "more.tsv", "weight": 0}], "weight of more.tsv is 0"),
+    "weight -1": (["good.tsv", {"path": "more.tsv", "weight": -1}], "weight of more.tsv is -1"),
+    "nan": (["good.tsv", {"path": "more.tsv", "weight": float("nan")}], "more.tsv is nan"),
+    "#0": (["good.tsv", "more.tsv#0"], "no number of rows"),
+    "#-1": (["good.tsv", "more.tsv#-1"], "no number of rows"),
+    "#abc": ("good.tsv#abc", "no number of rows"),
+    "rows": ([{"path": "good.tsv#4", "rows": 3}, "more.tsv"], "one of both"),
+    "pattern": (["good.tsv", "nothing-*.tsv"], "no files at nothing-*.tsv"),
+    "missing": (["good.tsv", "gone.tsv"], "gone.tsv"),
+    "name": (["good.tsv", {"path": "more.tsv", "name": "test"}], "the name of more.tsv is 'test'"),
+    "names": ([{"path": "good.tsv", "name": "a"}, {"path": "more.tsv", "name": "a"}], "name a"),
+    "no path": (["good.tsv", {"weight": 2}], "has no path"),
+    "unknown": (["good.tsv", {"path": "more.tsv", "wieght": 2}], "wieght"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("good", "more", "a#5")):
+        write_tsv(Path(f"{name}.tsv"), sentences(90)[30 * number :][:30])
+    write_tsv(
+        Path("other.tsv"), [(text, {"pos": "good"}.get(x, "bad")) for text, x in sentences(30)]
+    )
+    write_tsv(Path("nolabel.tsv"), [(text,) for text, _ in sentences(30)], "text")
+    Path("empty.tsv").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_mixed_is_refused_with_its_file(case, here):
+    train, said = REFUSED[case]
+    with pytest.raises(AdapterhubError) as error:
+        read_data(recipe_of(Path("none"), here, train))
+    assert said in str(error.value)
+
+
+def test_names_patterns_and_numbers_of_rows(here):
+    """A file may have a `#` in its name; one source with a number is the option data.rows."""
+    data = read_data(
+        recipe_of(Path("none"), here, ["a#5.tsv", "good.tsv#7", "mo*.tsv"], eval="none")
+    )
+    assert [(s.name, s.train) for s in data.sources] == [("a-5", 30), ("good", 7), ("mo", 30)]
+    same = [
+        read_data(recipe_of(Path("none"), here, train, **more)).train
+        for train, more in (("good.tsv#20", {}), ("good.tsv", {"rows": 20}),
+                            ([{"path": "good.tsv", "rows": 20}], {}))
+    ]  # fmt: skip
+    assert same[0] == same[1] == same[2]
+    assert len(same[0]) < 20
+    files = read_data(recipe_of(Path("none"), here, "[gm]o*.tsv", eval="none"))
+    assert len(files.train) == 60
+    assert not files.sources
+    more = read_data(recipe_of(Path("none"), here, ["good.tsv#500", "more.tsv"]))
+    assert any("all its 30 rows, which are fewer than 500" in note for note in more.notes)
+
+
+def test_labels_of_different_sources_are_united_if_they_are_named(here):
+    train = ["good.tsv", "other.tsv"]
+    data = read_data(recipe_of(Path("none"), here, train, labels="neg,pos,bad,good"))
+    assert data.labels == ("neg", "pos", "bad", "good")
+    own = [train[0], {"path": "other.tsv", "labels": "bad=neg,good=pos"}]
+    assert read_data(recipe_of(Path("none"), here, own)).labels == ("neg", "pos")
+    write_tsv(Path("some.tsv"), [(text, "pos") for text, _ in sentences(30)])
+    some = read_data(recipe_of(Path("none"), here, ["good.tsv", "some.tsv"]))
+    assert any("1 of 2 labels are not in all sources: 'neg'" in note for note in some.notes)
+
+
+def test_what_needs_one_source_says_so(here):
+    several = ["good.tsv", "more.tsv"]
+    words = ["train.epochs=null", "train.max_steps=5"]
+    with pytest.raises(ConfigError) as error:
+        read_data(recipe_of(Path("none"), here, several, *words, "mixing=size", stream=True,
+                            eval="none"))  # fmt: skip
+    assert "mixing depends on the rows" in str(error.value)
+    tasks = {name: {"data": {"train": several}} for name in "ab"}
+    with pytest.raises(ConfigError, match="several tasks with 2 sources"):
+        read_data(read(None, [], {"backbone": "none", "output": "o", "tasks": tasks}))
+    with pytest.raises(ConfigError, match="the rows of each source"):
+        recipe_of(Path("none"), here, several, rows=5)
+    for name, rows in (("one.tsv", 1), ("two.tsv", 2)):
+        write_tsv(Path(name), sentences(rows))
+    with pytest.raises(DataError, match="too few to hold any out"):
+        read_data(recipe_of(Path("none"), here, ["one.tsv", "two.tsv"]))
+
+
+def test_a_recipe_keeps_its_sources(tmp_path):
+    options = DataOptions(train=["a.csv", DataSource("b.csv#5", weight=2.0, text="t")])  # type: ignore[arg-type]
+    recipe = Recipe(output="o", data=options)
+    (tmp_path / "r.yaml").write_text(recipe.to_yaml())
+    assert read(tmp_path / "r.yaml") == recipe
+    assert options.location == "a.csv, b.csv"
+    assert DataOptions(train="hf:imdb#5") == DataOptions(train="imdb", rows=5)
