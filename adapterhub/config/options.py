@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
-from adapterhub.config.yaml import inline_yaml
+from adapterhub.config.yaml import dump_yaml, inline_yaml
 from adapterhub.errors import (
     AdapterhubError,
     ConfigError,
@@ -485,7 +485,11 @@ def commented_options(
         if option.name in values and not dataclasses.is_dataclass(option.default):
             yield from comment(option.help)
             yield from comment(_INDENT + values_text(option, option.name in required))
-            yield f"{option.name}: {inline_yaml(values[option.name])}"
+            value = values[option.name]
+            if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+                yield from dump_yaml({option.name: value}).rstrip("\n").split("\n")
+            else:
+                yield f"{option.name}: {inline_yaml(value)}"
 
 
 def comment(text: str) -> list[str]:

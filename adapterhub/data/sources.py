@@ -30,7 +30,7 @@ COLUMNS = ("text", "pair", "label", "labels", "choices", "negatives", "group", "
 
 @dataclass(frozen=True)
 class DataSource:
-    """One of several sources of training rows; options that are null are those of `data`.
+    """One of several sources of training rows; an option that is null is taken from `data`.
 
     Raises:
         ConfigError: the path is missing, or the weight, the rows or the name are invalid.
@@ -39,7 +39,7 @@ class DataSource:
     path: str = option("", "a file, a pattern in quotes, or a dataset id on the Hub; FILE#500")
     name: str | None = option(None, "the name of its scores (null: by the path)", omitted=True)
     weight: float = option(
-        1.0, "how many times as often its rows are drawn as those of a source of weight 1",
+        1.0, "how often its rows are drawn, relative to a source of weight 1",
         omitted=True,
     )  # fmt: skip
     rows: int | None = option(
@@ -103,7 +103,7 @@ def split_rows(text: str) -> tuple[str, int | None]:
         text, number = found.groups()
         if not (number.isascii() and number.isdecimal() and int(number[:12])):
             raise ConfigError(
-                f"{text}#{number} is no file, and {number[:40]!r} is no number of rows",
+                f"{text}#{number} is not a file, and {number[:40]!r} is not a number of rows",
                 expected=_FORMS,
             )
         rows = int(number[:12])
@@ -145,7 +145,7 @@ def several_sources(given: Sequence[str | DataSource]) -> tuple[DataSource, ...]
 
 
 def _stem(path: str) -> str:
-    """Return the name of a file without its suffix; of a pattern, that of its folder."""
+    """Return the name of a file without its suffix; of a pattern, its folder's name."""
     place = Path(path.rstrip("/").removesuffix(".gz"))
     stem = place.stem
     if any(mark in stem for mark in "*?["):

@@ -67,8 +67,8 @@ class RunData:
     tasks, `parts` contains the data by
     name; the examples are in the order of the tasks, and `labels` belong to the first task.
     `spec` is the task of the recipe or its replacement. `backbone` is set if the recipe does not
-    name one. `chosen` has a line about each choice. `sources` are those of the training rows, in
-    their order, if they have several.
+    name one. `chosen` has a line about each choice. `sources` lists the sources of the training
+    rows in order, if there are several.
     """
 
     task: Task
@@ -270,7 +270,7 @@ def _data_of_sources(recipe: Recipe) -> RunData:
 
     Raises:
         ConfigError: an option needs a single source.
-        DataError: a source is missing or broken, or its labels are those of no other one.
+        DataError: a source is missing or broken, or shares no label with the others.
     """
     _check_sources(recipe)
     options, parts = recipe.data, list[_SourcePart]()
@@ -375,7 +375,7 @@ def _check_label_sets(
     """Return a note on labels that some sources lack.
 
     Raises:
-        DataError: the labels of a source are those of no other one, and none are named.
+        DataError: a source shares no label with the others, and none are named.
     """
     if not labels or not task.has_labels:
         return []

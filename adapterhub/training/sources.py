@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from adapterhub.tasks import Setting, Task
 
-_DRAWS = 0x50_55_4C  # separates these random numbers from those of other draws with the same seed
+_DRAWS = 0x50_55_4C  # separates these random numbers from other draws with the same seed
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class SourcedRows(Encoded):
     ) -> dict[str, float]:
         """Return the metrics of each source, "NAME/metric", after an evaluation of all rows.
 
-        `recorded` are the predictions of that evaluation, `metrics` its metrics. Only what has no
-        prediction for each example is computed again.
+        `recorded` are its predictions, `metrics` its metrics. Metrics without a
+        prediction for each example are computed again.
         """
         found: dict[str, float] = {}
         complete = len(recorded) == len(self.examples)

@@ -181,7 +181,7 @@ class MixedStream(ExampleStream):
     The sources without enough rows for a block are read again from their beginning.
 
     Attributes:
-        streams: the streams; source, task and options of the first are those of the mixture.
+        streams: the streams; the mixture has source, task and options of the first.
         shares: their shares of the rows, which add up to 1.
     """
 
@@ -190,7 +190,7 @@ class MixedStream(ExampleStream):
 
     @property
     def sha256(self) -> str:
-        """The sha256 of those of all sources."""
+        """The sha256 of all sources."""
         return hashlib.sha256("".join(each.sha256 for each in self.streams).encode()).hexdigest()
 
     @property
