@@ -18,8 +18,11 @@ from typing import Any
 
 from adapterhub.backbones.torch_free_checks import dtype_name
 from adapterhub.config.options import options_of
+from adapterhub.config.user_folders import is_there
 from adapterhub.config.yaml import merge_options
 from adapterhub.data.options import DataOptions
+from adapterhub.data.sources import DataSource
+from adapterhub.data.tables import is_data_name
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, one_line
 from adapterhub.files.atomic import replace_file
 from adapterhub.inference.inputs import items_of, plain_cell
@@ -59,6 +62,7 @@ def train_adapter(
         backbone: a Hub id or a folder.
         data: the training data: a file, a dataset id, a list of rows, a mapping of columns, a table
             of pandas, polars, pyarrow or datasets, or several splits, {"train": ..., "eval": ...}.
+            A list of files has several sources: ["a.jsonl", {"path": "b.csv", "weight": 2}].
         recipe: a recipe file; other arguments override it.
         resume: continue the run in the output folder.
         quiet: show notes, but no progress.
@@ -167,7 +171,28 @@ def _is_table(value: Mapping[Any, Any]) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    return value is not None and not isinstance(value, (str, float, int, os.PathLike))
+    in_files = isinstance(value, (str, float, int, os.PathLike)) or _are_sources(value)
+    return value is not None and not in_files
+
+
+def _are_sources(value: Any) -> bool:
+    """Return whether a list has files and options of files, not rows: not mappings alone."""
+    if not isinstance(value, list) or all(isinstance(each, Mapping) for each in value):
+        return False
+    known = {option.name for option in options_of(DataSource)}
+    return all(
+        {"path"} <= each.keys() <= known if isinstance(each, Mapping) else _is_location(each)
+        for each in value
+    )
+
+
+def _is_location(value: Any) -> bool:
+    if isinstance(value, os.PathLike):
+        return True
+    if not isinstance(value, str) or "\n" in value:
+        return False
+    path = re.sub(r"#\d+$", "", value)
+    return is_there(path) or is_data_name(path) or path.startswith("hf:") or "://" in path
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -178,6 +203,8 @@ def _plain(name: str, value: Any) -> Any:
         return list(dump_methods(parse_methods(value)))
     if name == "dtype":
         return dtype_name(value)
+    if name == "train" and isinstance(value, (list, tuple)):
+        return [os.fspath(each) if isinstance(each, os.PathLike) else each for each in value]
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -191,7 +218,8 @@ def _output_of(recipe: str | Path | None, given: Mapping[str, Any], *, resume: b
         return str(given["output"])
     source = given["data"].get("train")
     file = None if recipe is None else str(recipe)
-    named = new_output(file, (), None if source is None else str(source), resume=resume)
+    first = source if source is None or _are_sources(source) else str(source)
+    named = new_output(file, (), first, resume=resume)
     if named is None and file is not None:
         return str(read(file).output)
     return named or str(new_output(None, (), "rows", resume=resume))

@@ -239,6 +239,13 @@ class CausalLM(FewShot, Generation, LearnsTokens):
             return replace(self, data="chat"), chat_column(source, options, split)
         return self, fitted_pairs(source, options, split, labelled and self.data == "pairs")
 
+    def joined(self, other: Task) -> Task | None:
+        """Return the task for pairs if one is for chats, which are recognized by their type."""
+        forms = {self.data, other.data} if isinstance(other, CausalLM) else set()
+        if forms == {"pairs", "chat"} and replace(self, data=other.data) == other:  # type: ignore[attr-defined]
+            return replace(self, data="pairs")
+        return super().joined(other)
+
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build a prompt, or a chat with one user message."""
         return Chat((("user", fields[0]),)) if self.data == "chat" else Example(fields[0])

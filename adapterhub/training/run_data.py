@@ -277,13 +277,13 @@ def _data_of_sources(recipe: Recipe) -> RunData:
     for source in options.sources:
         parts.append(_read_source(recipe, source, parts[0].reader if parts else None))
     first = parts[0].reader
-    task, spec = first.task, first.spec
+    task, spec = _joined((part.source.path, part.reader.task) for part in parts), first.spec
     train, evaluation, test = (
         [example for part in parts for example in getattr(part, name)]
         for name in ("train", "evaluation", "test")
     )
     notes = [f"{part.source.name}: {note}" for part in parts for note in part.reader.notes]
-    shared = _Reader(first.task, options)
+    shared = _Reader(task, options)
     if options.eval not in (None, NO_EVALUATION):
         evaluation += _fewer(task, shared.read(options.eval, "eval"), recipe, notes)
     elif options.eval == NO_EVALUATION and not evaluation:
@@ -333,13 +333,6 @@ def _read_source(recipe: Recipe, source: DataSource, first: _Reader | None) -> _
     own = replace(recipe, data=options)
     reader = _Reader(first.spec if first else recipe.task, options)
     read = reader.read(source.path, "train")
-    if first is not None and reader.task != first.task:
-        raise DataError(
-            f"{source.path} has another form than the first source of data.train",
-            offenders=[f"{source.path}: {dump_task(reader.task)}",
-                       f"{recipe.data.sources[0].path}: {dump_task(first.task)}"],
-            expected="sources of one form",
-        )  # fmt: skip
     places = _places_of_labels(reader, read, source.path)
     if source.rows is not None and source.rows > len(read):
         reader.notes.append(f"all its {len(read):,} rows, which are fewer than {source.rows:,}")
@@ -354,6 +347,25 @@ def _read_source(recipe: Recipe, source: DataSource, first: _Reader | None) -> _
         part.too_few = error
         reader.notes.append(f"{error.problem}: all are trained on")
     return part
+
+
+def _joined(tasks: Iterable[tuple[str, Task]]) -> Task:
+    """Return the task of all sources, whose own ones are given with their paths.
+
+    Raises:
+        DataError: the sources have forms that no task learns together.
+    """
+    (first, task), *others = tasks
+    for path, other in others:
+        found = task.joined(other)
+        if found is None:
+            raise DataError(
+                f"{path} has another form than {first}",
+                offenders=[f"{first}: {dump_task(task)}", f"{path}: {dump_task(other)}"],
+                expected="sources of one form",
+            )
+        task = found
+    return task
 
 
 def _places_of_labels(reader: _Reader, examples: Sequence[Any], path: str) -> dict[str, str]:
@@ -520,9 +532,11 @@ def _open_stream(recipe: Recipe) -> tuple[ExampleStream, tuple[str, ...]]:
     _check_sources(recipe)
     opened = [open_examples(each.path, options.of_source(each), task) for each in options.sources]
     weights = [each.weight for each in options.sources]
+    joined = _joined((stream.location, stream.task) for stream, _ in opened)
     named = zip(options.sources, opened, strict=True)
     notes = tuple(f"{source.name}: {note}" for source, (_, found) in named for note in found)
-    return mix_streams([stream for stream, _ in opened], weights), notes
+    mixed = mix_streams([stream for stream, _ in opened], weights)
+    return replace(mixed, task=joined), notes
 
 
 def _evaluated_sources(

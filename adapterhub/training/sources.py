@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from adapterhub.pages.row_scores import outcomes_of, row_scores
+from adapterhub.pages.row_scores import PredictionFile, outcomes_of, row_scores
 from adapterhub.recipe.recipe import Mixing, mixture_shares
 from adapterhub.tasks import Encoded, Prediction
 from adapterhub.tasks.common.base import truncate
@@ -105,14 +105,22 @@ class SourcedRows(Encoded):
                     own |= self.task.metrics(part.examples, predictions)
                 labels = self.setting.labels
                 file = outcomes_of(self.task, part.examples, predictions, labels, 0)
-                for metric, score in row_scores(file.kind).items() if file else ():
-                    if metric in metrics and metric not in own:
-                        own[metric] = float(score.summarize(score.columns(file.rows).sum(0)))
+                if file is not None:
+                    own = {**_scores_of(file, metrics), **own}
             if not own.keys() >= metrics.keys():
                 again = self.task.token_metrics if complete else self.task.evaluate
                 own = {**again(model, part, batch_size), **own}
             found |= {f"{name}/{m}": own[m] for m in metrics if m in own and math.isfinite(own[m])}
         return found
+
+
+def _scores_of(file: PredictionFile, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are scores of summed rows."""
+    return {
+        name: float(score.summarize(score.columns(file.rows).sum(0)))
+        for name, score in row_scores(file.kind).items()
+        if name in metrics
+    }
 
 
 def sourced(encoded: Encoded, names: Sequence[str], examples: Sequence[int]) -> Encoded:

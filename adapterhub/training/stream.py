@@ -396,9 +396,9 @@ class StreamBatches:
     def state(self) -> dict[str, Any]:
         """Return the place of the next batch, in plain values."""
         number, cursor = self.place.number, self.place.cursor
-        one = isinstance(cursor, Cursor)
-        places = cursor.record() if one else [each.record() for each in cursor]
-        return {"block": number, "batch": self.place.batch, "cursor": places}
+        several = None if isinstance(cursor, Cursor) else [each.record() for each in cursor]
+        one = cursor.record() if isinstance(cursor, Cursor) else None
+        return {"block": number, "batch": self.place.batch, "cursor": several or one}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a place that `state` returned."""

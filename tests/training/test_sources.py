@@ -20,9 +20,10 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.sources import DataSource
 from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.native import Saved
+from adapterhub.inference.train import _are_sources
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.recipe.recipe import Recipe, parse_mixing, read
-from adapterhub.tasks import parse_task
+from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.plan import plan_of
 from adapterhub.training.run import epoch_batches, prepare, run
 from adapterhub.training.run_data import read_data
@@ -34,7 +35,7 @@ from adapterhub.training.sources import (
     source_shares,
 )
 from adapterhub.training.stream import BlockReader, mix_streams, open_examples
-from tests.kit.data import sentences, write_json_lines, write_tsv
+from tests.kit.data import sentences, word_tokenizer, write_json_lines, write_tsv
 from tests.kit.runs import final_bytes, forks, killed, quiet
 from tests.kit.task_cases import CASES
 
@@ -257,6 +258,20 @@ def test_chats_pairs_and_instructions_are_one_run(tmp_path):
                                                     "eval": "none"}})  # fmt: skip
     data = read_data(recipe)
     assert [source.train for source in data.sources] == [12, 12, 5]
+    tokenizer = word_tokenizer("<s>", "</s>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    )
+    rows = data.task.encode(data.train, Setting(tokenizer, 64), labelled=True).rows
+    assert len({str(row) for row in rows}) == 1  # the same conversation in three forms
+    scored = [{"sentence1": "a", "sentence2": "b", "score": n / 9} for n in range(9)]
+    plain = [{"anchor": "a", "positive": "b"}] * 9
+    pairs = [
+        str(write_json_lines(tmp_path / f"{name}.jsonl", rows))
+        for name, rows in (("scored", scored), ("plain", plain))
+    ]
+    with pytest.raises(DataError, match=r"plain\.jsonl has another form than"):
+        read_data(replace(recipe, task="embedding", data=DataOptions(train=pairs, eval="none")))
 
 
 # Sources -> what is said of them. The files: good.tsv, other.tsv with other classes, empty.tsv,
@@ -359,3 +374,43 @@ def test_a_recipe_keeps_its_sources(tmp_path):
     assert read(tmp_path / "r.yaml") == recipe
     assert options.location == "a.csv, b.csv"
     assert DataOptions(train="hf:imdb#5") == DataOptions(train="imdb", rows=5)
+
+
+def test_rows_in_memory_are_not_taken_for_files(here):
+    """The list of `ah.train`: files, with or without options, and rows are told apart."""
+    files: list[Any] = ["good.tsv#5", Path("more.tsv"), "hf:imdb"]
+    for value, expected in (
+        (files, True),
+        (["good.tsv", {"path": "more.tsv", "weight": 2}], True),
+        ([{"path": "a.wav", "label": "x"}], False),
+        (["good.tsv", {"text": "a"}], False),
+        (["a text", "another text"], False),
+        ([], False),
+    ):
+        assert _are_sources(value) is expected, value
+
+
+def test_packed_rows_have_texts_of_one_source(backbones, tmp_path):
+    """They have no prediction by example, so each source is evaluated again for its scores."""
+    files = []
+    for name, size in (("a", 40), ("b", 20)):
+        rows = [{"prompt": text, "completion": label} for text, label in sentences(size)]
+        files.append(str(write_json_lines(tmp_path / f"{name}.jsonl", rows)))
+    words = ["task=causal-lm(pack=true)", "train.max_length=24", "mixing=equal"]
+    prepared = prepare(recipe_of(backbones("llama"), tmp_path, files, *words))
+    train, held = prepared.train, prepared.evaluation
+    assert isinstance(train, SourcedRows)
+    assert isinstance(held, SourcedRows)
+    assert not train.owners
+    assert sum(train.rows_of) == len(train.rows) < 60
+    parts = {name: part for name, _, part in train.by_source()}
+    for name, part in parts.items():
+        alone = train.task.encode(part.examples, train.setting, labelled=True)
+        assert [row["input_ids"] for row in part.rows] == [
+            row["input_ids"] for row in alone.rows
+        ], name
+    metrics = held.task.evaluate(prepared.model, held, 8)
+    scores = held.scores(prepared.model, 8, [], metrics)
+    assert scores.keys() == {f"{name}/{metric}" for name in "ab" for metric in metrics}
+    low, high = sorted((scores["a/loss"], scores["b/loss"]))
+    assert low <= metrics["loss"] <= high

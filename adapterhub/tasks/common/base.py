@@ -321,6 +321,13 @@ class Task(ABC):
         """
         return self, choose_columns(source, options, split, self.columns, labelled=labelled)
 
+    def joined(self, other: Task) -> Task | None:
+        """Return the task that learns from the examples of both, or None.
+
+        Both are `fitted` to sources of one run, which may have different forms.
+        """
+        return self if self == other else None
+
     def for_model(self, model: PreTrainedModel) -> Task:
         """Return the task with the options that follow from the backbone.
 
