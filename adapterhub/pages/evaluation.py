@@ -65,6 +65,7 @@ def evaluate_rows(model: PreTrainedModel, rows: Encoded, batch_size: int) -> Eva
     """Evaluate labelled rows, and keep the errors of the scores and the outcome of each example."""
     latest = LatestPredictions(rows.task, rows)
     metrics = rows.task.evaluate(model, rows, batch_size, latest.predictions)
+    metrics = metrics | rows.source_scores(model, batch_size, latest.predictions, metrics)
     return EvaluationResult(len(rows.examples), metrics, latest.errors(metrics), latest.file(0))
 
 

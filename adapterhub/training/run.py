@@ -352,7 +352,7 @@ def _evaluate(
         size = options.eval_batch_size
         metrics = prepared.data.task.evaluate(prepared.model, rows, size, record)
         if isinstance(rows, SourcedRows):
-            metrics = metrics | rows.scores(prepared.model, size, record or [], metrics)
+            metrics = metrics | rows.source_scores(prepared.model, size, record or [], metrics)
         return metrics
 
 

@@ -83,7 +83,7 @@ class SourcedRows(Encoded):
                 kept = self.examples[first:end], self.rows[start:stop], owners
                 yield name, first, Encoded(self.task, self.setting, *kept)
 
-    def scores(
+    def source_scores(
         self,
         model: PreTrainedModel,
         batch_size: int,

@@ -410,7 +410,7 @@ def test_packed_rows_have_texts_of_one_source(backbones, tmp_path):
             row["input_ids"] for row in alone.rows
         ], name
     metrics = held.task.evaluate(prepared.model, held, 8)
-    scores = held.scores(prepared.model, 8, [], metrics)
+    scores = held.source_scores(prepared.model, 8, [], metrics)
     assert scores.keys() == {f"{name}/{metric}" for name in "ab" for metric in metrics}
     low, high = sorted((scores["a/loss"], scores["b/loss"]))
     assert low <= metrics["loss"] <= high

@@ -190,6 +190,16 @@ class Encoded:
         """Yield the name, the first example's index and the rows of each of several sources."""
         return iter(())
 
+    def source_scores(
+        self,
+        model: PreTrainedModel,
+        batch_size: int,
+        recorded: Sequence[Prediction],
+        metrics: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Return the metrics of each of several sources, after an evaluation of all rows."""
+        return {}
+
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
         """Return the model inputs for some rows, padded to the longest: (batch, tokens).
 
