@@ -257,8 +257,8 @@ def stretch(saved: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, list[
     Raises:
         ConfigError: it is another run; every setting that must be equal is listed.
     """
-    found = differing_settings(comparable(saved), comparable(run))
-    differing = {name: values for name, values in found.items() if _kind(name) != "same"}
+    changed = differing_settings(comparable(saved), comparable(run))
+    differing = {name: values for name, values in changed.items() if _kind(name) != "same"}
     fixed = {n: values for n, values in differing.items() if _kind(n) != "recorded"}
     if fixed:
         raise ConfigError(

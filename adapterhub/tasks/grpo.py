@@ -414,8 +414,8 @@ class GRPO(PolicyOptions, Generation, Task):
         moved = on_device(batch, model, model.device)
         with evaluation_mode(model), without_gradients(), learned(moved):
             output = model(**model_inputs(moved))
-            found, _ = _token_log_probabilities(output.logits, moved[LABELS], self.temperature)
-        return found.clone()
+            values, _ = _token_log_probabilities(output.logits, moved[LABELS], self.temperature)
+        return values.clone()
 
     def loss(self, train: Encoded) -> Loss | None:
         """Return the loss of a batch of texts."""
@@ -423,12 +423,12 @@ class GRPO(PolicyOptions, Generation, Task):
         def compute(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
             policy, mask = _token_log_probabilities(output.logits, batch[LABELS], self.temperature)
             sampled = Sampled(policy, batch[ADVANTAGES], mask, batch.get(OLD), batch.get(REFERENCE))
-            found = policy_loss(sampled, self, self.new_tokens)
-            if found.divergence is not None:
-                measure(kl=found.divergence)
+            result = policy_loss(sampled, self, self.new_tokens)
+            if result.divergence is not None:
+                measure(kl=result.divergence)
             if self.iterations > 1:
-                measure(clipped=found.clipped)
-            return found.loss
+                measure(clipped=result.clipped)
+            return result.loss
 
         return compute
 

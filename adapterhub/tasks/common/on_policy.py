@@ -91,8 +91,10 @@ def sample_completions(
     with torch.random.fork_rng(devices=devices), evaluation_mode(model), showing(Display()):
         torch.manual_seed(number)
         with sampling:
-            found = generated_tokens(model, repeated, batch_size, replace(task, beams=1))
-    return [_completion(row["input_ids"], ids, ends) for row, ids in zip(rows, found, strict=True)]
+            generated = generated_tokens(model, repeated, batch_size, replace(task, beams=1))
+    return [
+        _completion(row["input_ids"], ids, ends) for row, ids in zip(rows, generated, strict=True)
+    ]
 
 
 def _completion(prompt: list[int], tokens: list[int], ends: set[int]) -> Completion:

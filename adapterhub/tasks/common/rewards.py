@@ -161,8 +161,8 @@ def has_answer(completion: str, answer: str) -> bool:
     number = _number(expected) if _NUMBER.fullmatch(_plain(expected)) else None
     if number is None:
         return normal_answer(completion) == normal_answer(expected)
-    found = _NUMBER.findall(completion)
-    return bool(found) and _number(found[-1]) == number
+    numbers = _NUMBER.findall(completion)
+    return bool(numbers) and _number(numbers[-1]) == number
 
 
 def _plain(text: str) -> str:
@@ -263,11 +263,11 @@ def _of_file(place: str) -> Any:
     path = Path(place)
     if not path.is_file():
         raise FileNotFoundError(f"no file {place}")
-    found = importlib.util.spec_from_file_location(f"rewards_{path.stem}", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location(f"rewards_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
