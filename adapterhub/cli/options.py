@@ -15,16 +15,20 @@ from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, spelled_like, unknown
 from adapterhub.recipe.recipe import NAMES, REQUIRED, Recipe, TrainOptions
+from adapterhub.tasks.common.distillation import TeacherOptions
 
 _GROUPS: dict[str, tuple[str, type]] = {
     "recipe": ("", Recipe),
+    "teacher": ("teacher.", TeacherOptions),
     "data": ("data.", DataOptions),
     "train": ("train.", TrainOptions),
 }
 
 
 @click.command("options")
-@click.argument("names", nargs=-1, metavar="[recipe | data | train | METHOD | TASK | OPTION]...")
+@click.argument(
+    "names", nargs=-1, metavar="[recipe | teacher | data | train | METHOD | TASK | OPTION]..."
+)
 @as_json_option
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """List the options of recipes, methods and tasks, with values and defaults.
@@ -71,7 +75,7 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
         "option",
         name,
         [*_GROUPS, *methods, *TASKS, *(o.name for group in _GROUPS for o in _group(group))],
-        expected="recipe, data, train, a method, a task or an option of a recipe",
+        expected="recipe, teacher, data, train, a method, a task or an option of a recipe",
         hint="adapterhub options, adapterhub methods or adapterhub tasks",
         meaning=METHOD_MEANINGS.get(name.lower().replace("_", "-"), ""),
     )

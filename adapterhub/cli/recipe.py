@@ -25,6 +25,7 @@ from adapterhub.recipe.recipe import (
     read_draft,
 )
 from adapterhub.tasks import parse_task
+from adapterhub.tasks.common.distillation import TeacherOptions
 from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 
 
@@ -98,6 +99,7 @@ def _save(path: Path, text: str) -> None:
 
 
 _GROUPS: dict[str, tuple[type, str]] = {
+    "teacher": (TeacherOptions, "the teacher whose probabilities are learned"),
     "data": (DataOptions, "the data, its format and its columns"),
     "train": (TrainOptions, "how to train"),
 }
@@ -118,7 +120,7 @@ def commented_recipe(recipe: Recipe) -> str:
     lines += _task(recipe.task)
     for group, (cls, text) in _GROUPS.items():
         required = [path.rpartition(".")[2] for path in REQUIRED if path.startswith(f"{group}.")]
-        of_group = commented_options(cls, values[group], required)
+        of_group = commented_options(cls, values.get(group) or to_dict(cls()), required)
         lines += ["", *comment(text), *below(group, of_group)]
     return SCHEMA_LINE + "".join(f"{line}\n" for line in lines)
 

@@ -45,7 +45,7 @@ def command(
 
     REFERENCE is a run folder, an adapter folder or a published name.
     """
-    from adapterhub.files.card import built_from, read_card, started_from
+    from adapterhub.files.card import built_from, read_card, started_from, taught_by
     from adapterhub.files.manifest import heads_text, to_json
     from adapterhub.files.native import chain_text
     from adapterhub.registry.local import store_of
@@ -75,6 +75,7 @@ def command(
         "heads": heads_text(manifest),
         "method": methods_text(manifest.methods),
         "starts from": started_from(manifest),
+        "teacher": taught_by(manifest),
         "on top of": chain_text(saved.on),
         "built from": "; ".join(built_from(manifest)),
         "backbone": _backbone_text(manifest),

@@ -47,6 +47,7 @@ from adapterhub.recipe.recipe import NAMES, SPECS, Recipe, TrainOptions, read
 from adapterhub.recipe.sweep import StagedRecipe, parse_sweep, read_staged
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.tasks import parse_task
+from adapterhub.tasks.common.distillation import TeacherOptions
 
 if TYPE_CHECKING:
     from adapterhub.loop.report import Reporter
@@ -65,6 +66,7 @@ SECTIONS = {
         "method": ("method", "SPEC"),
         "from": ("from", "ADAPTER"),
         "on": ("on", "ADAPTER..."),
+        "teacher": ("teacher.model", "MODEL"),
         "task": ("task", "SPEC"),
     },
     "Data": {
@@ -91,13 +93,20 @@ SECTIONS = {
 FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
 PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
 _STUDIES = ("stages", "bench")
-_OF_RECIPES = {"backbone", "method", "task", "tasks", "data", "train", "from", "output", *_STUDIES}
+_OF_RECIPES = {
+    "backbone", "method", "task", "tasks", "teacher", "data", "train", "from", "output", *_STUDIES
+}  # fmt: skip
 _LISTS = {"method", "new_tokens", "on", "stages"}
 _DATA_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".gz")  # of files that are no recipes
 _LARGEST_RECIPE = 1 << 16  # bytes; a larger file is data, not a recipe
 _OPTIONS = {
     f"{group}{o.name}": o
-    for group, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
+    for group, cls in (
+        ("", Recipe),
+        ("teacher.", TeacherOptions),
+        ("data.", DataOptions),
+        ("train.", TrainOptions),
+    )
     for o in options_of(cls)
 }
 MULTIPLE = frozenset(f for f, path in FLAGS.items() if _OPTIONS[path].type.startswith("list"))
@@ -166,17 +175,22 @@ class RecipeCommand(click.Command):
 def _one_value_each(args: Sequence[str]) -> Iterator[str]:
     """Repeat a flag with several values before each value.
 
-    The values end at the next flag, KEY=VALUE or recipe.
+    The values end at the next flag, KEY=VALUE or recipe. A later `--train` replaces an earlier one.
     """
     flag = None
     args = [re.sub(r"^--data(?==|$)", "--train", arg) for arg in args]
     for number, arg in enumerate(args):
+        later = any(each.partition("=")[0] == "--train" for each in args[number + 1 :])
+        if later and arg.startswith("--train="):
+            flag = None
+            continue
         ends = arg.startswith("-") or is_override(arg) or arg.endswith((".yaml", ".yml"))
         if ends or (flag == "--train" and args[number - 1] != flag and is_recipe(arg)):
             flag = arg if arg.removeprefix("--") in _REPEATED else None
-        elif flag is not None and args[number - 1] != flag:
+        elif flag is not None and args[number - 1] != flag and not (later and flag == "--train"):
             yield flag
-        yield arg
+        if not (later and flag == "--train"):
+            yield arg
 
 
 def is_override(word: str) -> bool:

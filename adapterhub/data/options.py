@@ -28,8 +28,7 @@ class DataOptions:
 
     train: str | tuple[str | DataSource, ...] | None = option(
         None,
-        "training data: a file, or a dataset id on the Hub; FILE#500 is 500 of its rows; or a "
-        "list of them: [a.jsonl, {path: b.csv, weight: 2, label: stars}]",
+        "training data: files or dataset ids; FILE#500: 500 rows",
         resumed="same",
     )
     eval: str | None = option(
@@ -45,7 +44,7 @@ class DataOptions:
     )
     retain: str | None = option(
         None,
-        "rows of other data, scored with the adapter off and on (null: none)",
+        "rows of other data, scored with the adapter off and on",
         resumed="same",
     )
     text: str | None = option(

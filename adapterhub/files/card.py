@@ -203,6 +203,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "method", " + ".join(_methods(manifest))
     if start := started_from(manifest):
         yield "starts from", literal(start)
+    if teacher := taught_by(manifest):
+        yield "teacher", literal(teacher)
     if manifest.on:
         yield "on top of", literal("; ".join(f"{r}, sha256 {r.digest[:12]}" for r in manifest.on))
     if copied := built_from(manifest):
@@ -394,6 +396,14 @@ def stretches_of(training: Mapping[str, Any]) -> list[str]:
 def started_from(manifest: Manifest) -> str:
     """Describe the adapter that the training started from; "" for a normal start."""
     return _origin_text(manifest.training.get("from"))
+
+
+def taught_by(manifest: Manifest) -> str:
+    """Describe the teacher of the training, an adapter or a model; "" without one."""
+    teacher = manifest.training.get("teacher")
+    if isinstance(teacher, dict) and not teacher.get("digest"):
+        return f"{str(teacher.get('name'))[:_MOST_FACT]}, {str(teacher.get('fingerprint'))[:24]}"
+    return _origin_text(teacher)
 
 
 def built_from(manifest: Manifest) -> list[str]:

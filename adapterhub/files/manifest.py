@@ -34,7 +34,9 @@ from adapterhub.files.schema import canonical_json
 from adapterhub.files.shown_table import ERRORS, TEST
 
 SCHEMA_VERSION = 1
-LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "wer", "cer"})
+LOWER_IS_BETTER = frozenset(
+    {"loss", "mse", "rmse", "mae", "perplexity", "wer", "cer", "divergence"}
+)
 """Metrics for which smaller values are better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that can read files of this one
 UNNAMED = "default"  # the name of an unnamed adapter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterhub.errors import one_line
-from adapterhub.files.card import CARD_FILE, built_from, own_text, started_from
+from adapterhub.files.card import CARD_FILE, built_from, own_text, started_from, taught_by
 from adapterhub.files.compare import differing_fields, field_row, value_text
 from adapterhub.files.native import MANIFEST_FILE, TENSORS_FILE
 from adapterhub.files.shown_table import ShownTable, TableCell, score_text
@@ -357,6 +357,7 @@ def _provenance(version: PublishedVersion) -> list[tuple[str, str]]:
         "trained in": backbone.quantization or backbone.dtype,
         "method": "; ".join(value_text(spec, _MOST_TEXT) for spec in manifest.methods),
         "starts from": started_from(manifest),
+        "teacher": taught_by(manifest),
         "on top of": "; ".join(f"{ref}, sha256 {ref.digest[:12]}" for ref in manifest.on),
         "built from": "; ".join(built_from(manifest)),
         "labels": ", ".join(manifest.labels),

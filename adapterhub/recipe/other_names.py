@@ -24,6 +24,7 @@ ALIASES = {
     "noisy_embedding_alpha": "train.neftune_alpha",
     "torch_compile": "train.compile",
     "use_liger_kernel": "train.liger",
+    "lmbda": "teacher.on_policy",
     "train_file": "data.train",
     "validation_file": "data.eval",
     "test_file": "data.test",

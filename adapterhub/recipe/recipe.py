@@ -64,6 +64,7 @@ from adapterhub.methods.common.base import (
 from adapterhub.recipe.other_names import ALIASES, MEANINGS
 from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.tasks import TASKS
+from adapterhub.tasks.common.distillation import TeacherOptions
 
 MIXING_EXAMPLES = "size, size(limit=10000), equal or temperature(t=2)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")  # part of the names of tensors
@@ -645,6 +646,12 @@ class Recipe:
         "", "folder of the run: adapter, recipe, metrics, checkpoints", resumed="same"
     )
     seed: int = option(0, "seed of initialization, sampling and batch order", resumed="fixed")
+    teacher: TeacherOptions = option(
+        TeacherOptions(),
+        "the teacher whose probabilities are learned",
+        omitted=True,
+        resumed="fixed",
+    )
     data: DataOptions = field(default_factory=DataOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
 
@@ -700,7 +707,9 @@ class Recipe:
 
 
 STAGES = "stages"  # the key of several runs in one file
-NAMES = OptionNames(Recipe, ALIASES, MEANINGS, texts={"data": "data.train"})
+NAMES = OptionNames(
+    Recipe, ALIASES, MEANINGS, texts={"data": "data.train", "teacher": "teacher.model"}
+)
 
 
 def read(

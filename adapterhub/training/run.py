@@ -110,6 +110,7 @@ from adapterhub.speed.head_loss import WRITES_TEXT, choose_head_loss
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, dump_task, parse_task
 from adapterhub.tasks.common.batches import Loss, corrected_loss
+from adapterhub.tasks.common.distillation import DIVERGENCE
 from adapterhub.tasks.common.infer_task import DEFAULT
 from adapterhub.training.calibration import STARTS, calibrate_run
 from adapterhub.training.loading import (
@@ -125,10 +126,17 @@ from adapterhub.training.loading import (
     mix_rows,
     run_origins,
 )
-from adapterhub.training.run_data import RunData, check_attached, check_recipe
+from adapterhub.training.run_data import RunData, check_attached, check_recipe, metric_names
 from adapterhub.training.sources import SourcedRows, SourceRows, drawn_rows, source_shares
 from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, mixed_order
+from adapterhub.training.teacher import (
+    Distillation,
+    Teacher,
+    bring_teacher,
+    distill,
+    find_teacher,
+)
 from adapterhub.training.word_baseline import compare_with_words
 
 MOST_STEPS = 10**9  # per run: its record is checked before it begins
@@ -299,9 +307,18 @@ def training_session(
         reporter.note(str(found))
     stream, items = drawn_batches(prepared), data.task.loss_items(prepared.train)
     divided = prepared.options.shard or prepared.options.tensor_parallel
+    steps = data.task.passes, data.task.on_policy
+    engine, taught = Engine(trainee, prepared.options, loss, items, *steps), prepared.distillation
+    if taught is not None:
+        engine.below_head = partial(taught.loss, engine)
+
+    def batches(epoch: int) -> BatchList:
+        own = stream or epoch_batches(prepared, epoch)
+        return own if taught is None else taught.batches(own, prepared.train, epoch)
+
     return loop.TrainingSession(
-        Engine(trainee, prepared.options, loss, items, data.task.passes, data.task.on_policy),
-        lambda epoch: stream or epoch_batches(prepared, epoch),
+        engine,
+        batches,
         None if rows is None else partial(_evaluate, prepared, rows, latest),
         output=Path(recipe.output),
         seed=recipe.seed,
@@ -327,13 +344,14 @@ def _error_records(
 def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
     """Return the possible speedups of a run, in the order in which they are applied."""
     adapter, options, data = prepared.adapter, prepared.options, prepared.data
-    own, row = bool(prepared.own_loss or data.parts), partial(prepared.train.batch, [0])
+    taught, row = prepared.distillation is not None, partial(prepared.train.batch, [0])
+    own = bool(prepared.own_loss or data.parts or taught)
     trial = partial(first_batches, prepared)
     chosen = (
         None
         if own or data.task.head not in WRITES_TEXT
         else choose_head_loss(adapter, data.task, options, row),
-        frozen_layers(adapter, options, prepared.recorded, note),
+        None if taught else frozen_layers(adapter, options, prepared.recorded, note),
         liger_kernels(adapter, options, trial, note),
         compiled_layers(adapter, options, trial, note),
     )
@@ -353,13 +371,20 @@ def _evaluate(
         metrics = prepared.data.task.evaluate(prepared.model, rows, size, record)
         if isinstance(rows, SourcedRows):
             metrics = metrics | rows.source_scores(prepared.model, size, record or [], metrics)
-        return metrics
+        return metrics | _divergence(prepared, rows)
 
 
 def _divided(prepared: PreparedRun) -> AbstractContextManager[None]:
     """Divide the batches of an evaluation over the processes of the run."""
     options = prepared.options
     return divided_evaluation(sharded=bool(options.shard), together=options.tensor_parallel)
+
+
+def _divergence(prepared: PreparedRun, rows: Encoded) -> dict[str, float]:
+    """Return the divergence of rows from the teacher, if there is one."""
+    if (taught := prepared.distillation) is None:
+        return {}
+    return {DIVERGENCE: taught.divergence(rows, prepared.options.eval_batch_size)}
 
 
 def _tested(
@@ -372,7 +397,8 @@ def _tested(
     testing = doing(f"testing on {len(prepared.data.test):,} rows")
     with torch.no_grad(), testing, _divided(prepared):
         found = evaluate_rows(prepared.model, rows, size)
-    metrics = {name: float(value) for name, value in from_main(found.metrics).items()}
+        metrics = from_main(found.metrics | _divergence(prepared, rows))
+    metrics = {name: float(value) for name, value in metrics.items()}
     return metrics, {name: e.record() for name, e in found.errors.items()}, found.outcomes
 
 
@@ -410,6 +436,7 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
         **pooling,
         **prepared.origins.identity(),
         **_weights(prepared.data),
+        **prepared.teacher_record,
     }
 
 
@@ -449,6 +476,8 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         del fields["family"]
     if recipe.attention is None:
         del fields["attention"]
+    if "teacher" in fields:  # its record has its name
+        del fields["teacher"]["model"]
     return {
         k: v for k, v in fields.items() if k not in ("output", "train", "backbone", "from", "on")
     }
@@ -485,6 +514,7 @@ def _describe(
         **({STRETCHES: list(stretches)} if stretches else {}),
         **({ERRORS: dict(errors)} if errors else {}),
         **prepared.origins.record(),
+        **prepared.teacher_record,
         **_stops(prepared),
         "backbone_parameters": prepared.backbone_parameters,
     }
@@ -512,9 +542,7 @@ def _check_savable(prepared: PreparedRun) -> None:
         OutputError: the adapter cannot be saved; every reason is listed.
     """
     data = prepared.data
-    names = data.task.metric_names(data.evaluation) if data.evaluation else ()
-    of_sources = (f"{each.name}/{name}" for each in data.sources for name in names)
-    names = (*names, *of_sources)
+    names = metric_names(data, prepared.recipe) if data.evaluation else ()
     names = (*names, *(f"{TEST}{name}" for name in names if prepared.rows.test is not None))
     error = ScoreError(len(data.train), 1 / 3, 2 / 3).record()
     _describe(prepared, MOST_STEPS, dict.fromkeys(names, 1 / 3), dict.fromkeys(names, error))
@@ -749,6 +777,7 @@ class PreparedRun:
     notes: tuple[str, ...]
     activations: KeptActivations
     origins: RunOrigins
+    distillation: Distillation | None = None
 
     @property
     def model(self) -> Any:
@@ -770,6 +799,11 @@ class PreparedRun:
         """The inputs for recording frozen layers in this run."""
         streams, seed = self.data.streams, self.recipe.seed
         return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
+
+    @property
+    def teacher_record(self) -> dict[str, Any]:
+        """The record of the teacher, if there is one."""
+        return {"teacher": self.distillation.teacher.record} if self.distillation else {}
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -847,6 +881,7 @@ def prepare(
     model, kernels = loaded.model, loaded.kernels
     data = data.for_model(model)
     below = origins.attach(model)
+    teacher = _teacher(recipe, loaded, data)
     name = recipe.name or free_name(recipe.adapter_name, below)
     with empty_copies(bool(recipe.train.shard) and start is None):
         adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
@@ -875,9 +910,19 @@ def prepare(
         *rows.notes,
         *filter(None, (kernels.note, started)),
         *origins.notes(),
+        *([teacher.note] if teacher else []),
     )
     rows = _with_shards(rows, adapter, options, started=start is not None)
-    return PreparedRun(recipe, data, adapter, rows, notes, loaded.activations, origins)
+    taught = None if teacher is None else distill(recipe.teacher, teacher, adapter, rows.train)
+    return PreparedRun(recipe, data, adapter, rows, notes, loaded.activations, origins, taught)
+
+
+def _teacher(recipe: Recipe, loaded: Loaded, data: RunData) -> Teacher | None:
+    """Attach or load the teacher that a recipe names, before the new adapter is attached."""
+    if recipe.teacher.model is None:
+        return None
+    found = find_teacher(recipe)
+    return bring_teacher(found, recipe, loaded.model, loaded.processor, data.task, data.labels)
 
 
 def _rows(

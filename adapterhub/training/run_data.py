@@ -41,6 +41,7 @@ from adapterhub.recipe.recipe import Equally, Recipe, parse_mixing, read
 from adapterhub.registry.pull import pull
 from adapterhub.status import reading
 from adapterhub.tasks import Task, dump_task, parse_task
+from adapterhub.tasks.common.distillation import DIVERGENCE
 from adapterhub.tasks.common.infer_task import DEFAULT, USUAL_METHOD, task_by_data, usual_method
 from adapterhub.training.sources import SourceRows
 from adapterhub.training.stream import ExampleStream, mix_streams, open_examples
@@ -643,8 +644,41 @@ def check_options(recipe: Recipe, data: RunData) -> None:
     if not data.evaluation:
         _check_no_evaluation(recipe)
     else:
-        scored = [source.name for source in data.sources if source.evaluation]
-        _check_metric(data.task, recipe.train.best_metric, data.evaluation, scored)
+        names = metric_names(data, recipe)
+        _check_metric(data.task, recipe.train.best_metric, names)
+    if recipe.teacher.model is not None:
+        _check_teacher(recipe, data)
+
+
+def metric_names(data: RunData, recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the metrics of an evaluation; with a teacher, of the divergence too."""
+    names = data.task.metric_names(data.evaluation)
+    scored = (source.name for source in data.sources if source.evaluation)
+    names = (*names, *(f"{source}/{name}" for source in scored for name in names))
+    return (*names, DIVERGENCE) if recipe.teacher.model is not None else names
+
+
+def _check_teacher(recipe: Recipe, data: RunData) -> None:
+    """Check that a task can be learned from a teacher.
+
+    Raises:
+        ConfigError: it cannot, or the student cannot sample its responses.
+    """
+    teacher = recipe.teacher
+    excluded = {
+        "several tasks": bool(data.parts),
+        "train.shard=true": bool(recipe.train.shard),
+        "train.tensor_parallel=true": recipe.train.tensor_parallel,
+        "new_tokens, which the teacher lacks": bool(recipe.new_tokens),
+        "teacher.on_policy with data.stream=true": bool(teacher.on_policy) and data.streams,
+    }
+    offenders = [name for name, applies in excluded.items() if applies]
+    if offenders := [*offenders, *([] if data.parts else teacher.problems(data.task))]:
+        raise ConfigError(
+            "these cannot be used with a teacher (--teacher)",
+            offenders=offenders,
+            hint="leave out these, or --teacher",
+        )
 
 
 def check_attached(data: RunData, adapter: Adapter) -> None:
@@ -775,11 +809,7 @@ def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str
     return tuple(names.values()) if labels and names else labels
 
 
-def _check_metric(
-    task: Task, metric: str | None, evaluation: Sequence[Any], sources: Sequence[str]
-) -> None:
-    names = task.metric_names(evaluation)
-    names = (*names, *(f"{source}/{name}" for source in sources for name in names))
+def _check_metric(task: Task, metric: str | None, names: Sequence[str]) -> None:
     if metric is not None and metric not in names:
         raise unknown(
             "metric", metric, names, hint=f"train.best_metric={task.main_metric}, the default"

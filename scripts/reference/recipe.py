@@ -14,11 +14,13 @@ from adapterhub.methods.common import base as method_names
 from adapterhub.methods.common.base import described_methods
 from adapterhub.recipe.other_names import ALIASES, MEANINGS
 from adapterhub.recipe.recipe import REQUIRED, Recipe, TrainOptions, read_draft
+from adapterhub.tasks.common.distillation import TeacherOptions
 from reference.markdown import code, codes, entry, prose, sentence
 
 PAGE = "reference/recipe.md"
 GROUPS: dict[str, tuple[str, type]] = {
     "Backbone, method and run": ("", Recipe),
+    "Teacher": ("teacher.", TeacherOptions),
     "Data": ("data.", DataOptions),
     "Training": ("train.", TrainOptions),
 }

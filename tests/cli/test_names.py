@@ -151,6 +151,18 @@ def test_several_data_files_are_sources_in_their_order():
     words = ["--train", "a.csv", "b.tsv#5", "r.yaml", "--on", "x", "y", "--eval", "c.csv", "d.csv"]
     repeated = ["--train", "a.csv", "--train", "b.tsv#5", "r.yaml", "--on", "x", "--on", "y"]
     assert list(_one_value_each(words)) == [*repeated, "--eval", "c.csv", "d.csv"]
+    again = [
+        "--train",
+        "a.csv",
+        "b.csv",
+        "--seed",
+        "1",
+        "--data=c.csv",
+        "--train",
+        "d.csv",
+        "e.csv",
+    ]
+    assert list(_one_value_each(again)) == ["--seed", "1", "--train", "d.csv", "--train", "e.csv"]
     flags = {"train": ("c/*.csv", "a.csv")}
     recipe, overrides = recipe_words(("a.csv", "b.jsonl#5", "r.yaml", "hf:x#3", "seed=1"), flags)
     assert (recipe, overrides) == ("r.yaml", ["seed=1"])

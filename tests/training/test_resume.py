@@ -26,6 +26,7 @@ from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Several, Timing
 from adapterhub.recipe.recipe import Recipe, RunOptions, TaskOptions, TrainOptions, read
 from adapterhub.tasks.common.batches import learned
+from adapterhub.tasks.common.distillation import TeacherOptions
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.data import sentences, write_tsv
@@ -34,7 +35,13 @@ from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 from tests.kit.task_cases import pairs
 
-CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
+CLASSES = {
+    "": Recipe,
+    "teacher": TeacherOptions,
+    "data": DataOptions,
+    "train": TrainOptions,
+    "tasks.a": TaskOptions,
+}
 
 
 def test_every_option_of_a_recipe_declares_what_a_resume_makes_of_it():
