@@ -81,7 +81,7 @@ class DataOptions:
     group: str | None = option(
         None,
         "the column whose rows are held out together, such as speaker (null: by the task, such as "
-        "all rows of a query, prompt or context; none: each text by itself)",
+        "all of a prompt; none: each text by itself)",
         resumed="recorded",
     )
     train_target: str | None = option(

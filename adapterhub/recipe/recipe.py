@@ -398,8 +398,8 @@ class TrainOptions:
     )
     max_length: int | None = option(
         None,
-        "longest input, in tokens; longer ones are truncated (null: the longest in the data, at "
-        "least 128, at most the backbone's limit and 512, 1024 for causal-lm)",
+        "longest input, in tokens; the rest is cut (null: by the data, 128 to 512, or 1024 for "
+        "causal-lm)",
         resumed="recorded",
     )
     save_every: int | None = option(

@@ -14,6 +14,7 @@ records have them. `fit` runs with this checkout.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -34,7 +35,7 @@ def read_rows(folder: Path) -> dict[str, Any]:
     try:
         from adapterhub.bench.execute import read_task_data
     except ImportError:  # its place in 099f6d6e
-        from adapterhub.bench.task_data import read_task_data  # type: ignore[import-not-found]
+        read_task_data = importlib.import_module("adapterhub.bench.task_data").read_task_data
 
     study = read_study(folder / STUDY)
     records = list(RecordFolder(folder / RECORDS).all())
