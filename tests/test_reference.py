@@ -37,6 +37,7 @@ from adapterhub.recipe.recipe import Recipe, RunOptions, TrainOptions
 from adapterhub.tasks import TASKS
 from adapterhub.tasks.classification import Number, Scored
 from adapterhub.tasks.common.base import Generated
+from adapterhub.tasks.common.distillation import TeacherOptions
 from adapterhub.tasks.embedding import Embedded
 from adapterhub.tasks.masked_lm import Filled
 from adapterhub.tasks.multi_label import Labels
@@ -108,7 +109,12 @@ def test_the_page_of_commands_has_their_usage_and_examples(cli: str) -> None:
 def test_every_key_has_one_anchor_with_its_type_default_and_other_names(recipe: str) -> None:
     keys = {
         f"{prefix}{option.name}": option
-        for prefix, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
+        for prefix, cls in (
+            ("", Recipe),
+            ("teacher.", TeacherOptions),
+            ("data.", DataOptions),
+            ("train.", TrainOptions),
+        )
         for option in options_of(cls)
         if not dataclasses.is_dataclass(option.default)
     }
