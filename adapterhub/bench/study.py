@@ -242,10 +242,13 @@ def method_label(spec: object) -> str:
 
 
 def rank_of(spec: object) -> int | None:
-    """Return the rank of a spec of one method; None if it has none, or several methods."""
+    """Return the rank of a spec of one method; None if it has none, or the method is unknown."""
     if start_of(spec) is not None:
         return None
-    methods = parse_methods(spec)  # type: ignore[arg-type]
+    try:
+        methods = parse_methods(spec)  # type: ignore[arg-type]
+    except ConfigError:  # of a record that another version made
+        return None
     rank = getattr(methods[0], "rank", None) if len(methods) == 1 else None
     return rank if isinstance(rank, int) else None
 

@@ -100,13 +100,13 @@ def command(
     bench = {
         "test": test,
         "methods": tuple(split_values(methods)) if methods else None,
-        "ranks": _numbers("--ranks", ranks),
+        "ranks": _numbers("--ranks", ranks, "4,16,64"),
         "baseline": baseline,
         "budget": budget,
         "steps": steps,
         "seeds": seeds,
         "rates": rates,
-        "rows": _numbers("--rows", rows),
+        "rows": _numbers("--rows", rows, "100,500"),
     }
     file, overrides = recipe_words(words, flags)
     if not flags["output"]:
@@ -147,13 +147,13 @@ def _completed(study: Study) -> Study:
     return study.with_usual_method(usual_method(data.head))
 
 
-def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
+def _numbers(flag: str, text: str | None, example: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
         return tuple(int(each.replace("_", "")) for each in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"{flag} {text!r}", expected="whole numbers: 4,16,64") from error
+        raise ConfigError(f"{flag} {text!r}", expected=f"whole numbers: {example}") from error
 
 
 def _check_shard(study: Any, shard: str | None) -> None:

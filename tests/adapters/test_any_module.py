@@ -337,7 +337,9 @@ class TwoWidths(nn.Module):
         return y
 
 
-WIDTHS = tuple(torch.randn(2, 5, size) for size in (8, 6, 4))
+WIDTHS = tuple(
+    torch.randn(2, 5, size, generator=torch.Generator().manual_seed(size)) for size in (8, 6, 4)
+)
 OF_ATTENTION = [
     (TwoWidths, WIDTHS, ["attention.q", "attention.k", "attention.v", "attention.o"]),
     *((Stack, WIDTHS[:1], [site])  # the module around reads their weights

@@ -144,6 +144,7 @@ DOORS = {
     "load_folder": {
         "registry/pull.py", "inference/open.py", "cli/combine.py", "cli/export.py",
         "cli/import.py", "adapters/export.py", "bench/suggest.py", "merging/vllm.py",
+        "training/teacher.py",
         "adapters/load.py",  # what the manifest of a loaded one names, by its digest
     },
 }  # fmt: skip
