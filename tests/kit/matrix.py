@@ -304,7 +304,8 @@ def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
             of_others = others[next(turns) % len(others) :][:1] if others else []
             chosen += [(method, a) for a in (*one, *both, *of_others)]
         else:
-            chosen.append((method, always[number % len(always)]))
+            on = always or able  # a run may be of other architectures: ADAPTERHUB_MATRIX
+            chosen.append((method, on[number % len(on)]))
     return chosen
 
 
