@@ -172,10 +172,11 @@ def test_a_pipeline_of_diffusers():
 
 
 @pytest.mark.parametrize("architecture", ["vit", "wav2vec2", "vlm-llava"])
-def test_pictures_and_sounds(architecture, backbones):
+def test_images_and_audio(architecture, backbones):
     model = AutoModel.from_pretrained(backbones(architecture))
-    get_peft_model(copy.deepcopy(model), LoraConfig(target_modules="all-linear"))
-    ah.attach(model, "lora")
+    theirs = get_peft_model(copy.deepcopy(model), LoraConfig(target_modules="all-linear"))
+    assert theirs.get_nb_trainable_parameters()[0] > 0
+    assert ah.attach(model, "lora").count() > 0
 
 
 def test_counts_of_architectures():

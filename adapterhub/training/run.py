@@ -888,7 +888,6 @@ def prepare(
     started = start.give(adapter) if start else ""
     check_attached(data, adapter)
     check_plateaus(adapter, evaluated=bool(data.evaluation))
-    _check_on_policy(data, recipe)
     adapter.metadata.task = data.task.name
     rows = _rows(recipe, data, loader, adapter, loaded)
     batch_size = recipe.train.batch_size or data.batch_size
@@ -1005,23 +1004,3 @@ def _with_init(options: RunOptions, recipe: Recipe, *, started: bool) -> RunOpti
             hint="one of both",
         )
     return replace(options, init=None) if started else options
-
-
-def _check_on_policy(data: RunData, recipe: Recipe) -> None:
-    """Check that a run can generate the texts of its batches.
-
-    Raises:
-        ConfigError: the model is sharded, the rows are streamed, or there are several tasks.
-    """
-    tasks = [part.task for part in data.parts.values()] or [data.task]
-    names = ", ".join(task.name for task in tasks if task.on_policy)
-    reasons = {
-        "several tasks (tasks)": bool(data.parts),
-        "a sharded model (train.shard)": bool(recipe.train.shard),
-        "streamed rows (data.stream)": data.streams,
-    }
-    if names and (found := [reason for reason, applies in reasons.items() if applies]):
-        raise ConfigError(
-            f"{names} generates texts while it trains, which excludes {', '.join(found)}",
-            expected="one task, whole rows, and a model that each process has",
-        )

@@ -639,7 +639,8 @@ def check_options(recipe: Recipe, data: RunData) -> None:
     """Check that the data allow the training options.
 
     Raises:
-        ConfigError: a metric is unknown, or an option needs an evaluation, which is missing.
+        ConfigError: a metric is unknown, an option needs an evaluation, which is missing, or the
+            task or the teacher excludes an option.
     """
     if not data.evaluation:
         _check_no_evaluation(recipe)
@@ -648,6 +649,7 @@ def check_options(recipe: Recipe, data: RunData) -> None:
         _check_metric(data.task, recipe.train.best_metric, names)
     if recipe.teacher.model is not None:
         _check_teacher(recipe, data)
+    _check_on_policy(recipe, data)
 
 
 def metric_names(data: RunData, recipe: Recipe) -> tuple[str, ...]:
@@ -678,6 +680,26 @@ def _check_teacher(recipe: Recipe, data: RunData) -> None:
             "these cannot be used with a teacher (--teacher)",
             offenders=offenders,
             hint="leave out these, or --teacher",
+        )
+
+
+def _check_on_policy(recipe: Recipe, data: RunData) -> None:
+    """Check that a run can generate the texts of its batches.
+
+    Raises:
+        ConfigError: the model is sharded, the rows are streamed, or there are several tasks.
+    """
+    tasks = [part.task for part in data.parts.values()] or [data.task]
+    names = ", ".join(task.name for task in tasks if task.on_policy)
+    reasons = {
+        "several tasks (tasks)": bool(data.parts),
+        "a sharded model (train.shard)": bool(recipe.train.shard),
+        "streamed rows (data.stream)": data.streams,
+    }
+    if names and (found := [reason for reason, applies in reasons.items() if applies]):
+        raise ConfigError(
+            f"{names} generates texts while it trains, which excludes {', '.join(found)}",
+            expected="one task, whole rows, and a model that each process has",
         )
 
 

@@ -356,7 +356,7 @@ def test_the_reward_rises_and_is_reported(adapterhub, recipe_of, tmp_path, backb
 
 @pytest.mark.parametrize("words", [("tasks.a.data.train=x",), ("train.shard=true",)])
 def test_runs_that_cannot_generate_are_refused(words, recipe_of):
-    from adapterhub.training.run import _check_on_policy  # the model would be loaded first
+    from adapterhub.training.run_data import _check_on_policy
 
     recipe = recipe_of("run")
     data = type("Data", (), {"parts": {}, "task": parse_task("grpo"), "streams": True})
@@ -364,7 +364,7 @@ def test_runs_that_cannot_generate_are_refused(words, recipe_of):
         recipe = replace(recipe, train=replace(recipe.train, shard=True))
         data.streams = False
     with pytest.raises(ConfigError, match="generates texts while it trains"):
-        _check_on_policy(data, recipe)
+        _check_on_policy(recipe, data)
 
 
 # trl: `make trl`

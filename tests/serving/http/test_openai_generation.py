@@ -237,11 +237,17 @@ def test_what_is_not_supported_is_refused_by_its_name(client, given, named):
 
 def test_what_changes_nothing_is_accepted(client):
     nothing = {"presence_penalty": 0, "response_format": {"type": "text"}, "tools": []}
-    client.chat.completions.create(
-        model="writer", messages=CHAT, n=1, user="somebody", **nothing, **GREEDY
+    plain, same = (
+        client.chat.completions.create(model="writer", messages=CHAT, **options, **GREEDY)
+        for options in ({}, {"n": 1, "user": "somebody", **nothing})
     )
+    assert same.choices == plain.choices
     nothing = {"n": 1, "best_of": 1, "echo": False, "user": "somebody"}
-    client.completions.create(model="writer", prompt="a plot", **nothing, **GREEDY)
+    plain, same = (
+        client.completions.create(model="writer", prompt="a plot", **options, **GREEDY)
+        for options in ({}, nothing)
+    )
+    assert same.choices == plain.choices
 
 
 def test_wrong_adapters(writing, client):
