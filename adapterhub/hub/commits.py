@@ -352,7 +352,10 @@ def _insert(
     text = "\0".join((parent or "", oid_tree, created, author, title, message))
     oid = hashlib.sha1(text.encode("utf-8", "replace")).hexdigest()
     record = CommitRecord(oid, parent, oid_tree, title, message, author, created)
-    connection.execute(insert(commits).values(repository=repository, **vars(record)))
+    # The same change of the same parent within one millisecond, on another branch, is one commit.
+    here = (commits.c.repository == repository, commits.c.oid == oid)
+    if not connection.execute(update(commits).where(*here).values(is_removed=False)).rowcount:
+        connection.execute(insert(commits).values(repository=repository, **vars(record)))
     changes_of(connection).commits[repository, oid] = True
     connection.execute(
         update(repositories).where(repositories.c.id == repository).values(modified=created)

@@ -131,6 +131,28 @@ def test_a_deleted_version_is_gone_and_the_others_stay(new_hub, ada, publish):
     assert publish(0).version == "v5"
 
 
+@pytest.fixture
+def stopped_clock(monkeypatch):
+    """Give all commits the same millisecond."""
+    monkeypatch.setattr("adapterhub.hub.commits.now_precisely", lambda: "2026-01-01T00:00:00.000Z")
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_one_change_of_two_branches_in_one_millisecond(new_hub, ada, publish):
+    publish(0)
+    branches = ("main", "dev", "old")
+    for name in branches[1:]:
+        assert ada.post(f"/api/models/acme/polite/branch/{name}", json={}).status_code == 200
+    for name in branches:
+        answered(commit(ada, "acme/polite", {"c.md": b"c"}, revision=name), 200)
+    heads = [ada.get(f"/api/models/acme/polite/revision/{name}").json()["sha"] for name in branches]
+    assert len({*heads}) == 1
+    answered(commit(ada, "acme/polite", {"c.md": b"d"}, revision="dev"), 200)
+    assert ada.get("/acme/polite/resolve/old/c.md").content == b"c"
+    assert verify_hub(new_hub.hub) == []
+
+
+@pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize(
     ("files", "gone"), [({}, []), ({"b.md": b"b"}, []), ({}, ["adapter.json"])]
 )
