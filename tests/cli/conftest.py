@@ -14,24 +14,25 @@ from tests.kit.session import home_in
 
 @pytest.fixture(scope="session")
 def trained_once(backbone, tmp_path_factory):
-    """A folder with the output of a run of one epoch, and the user's state after it."""
+    """A folder with a run of two epochs and the user's state after it, and what it printed."""
     folder = tmp_path_factory.mktemp("trained-once")
     rows = sentences(64)
-    words = ["train", "--backbone", backbone, "--output", folder / "run", "train.epochs=1"]
+    words = ["train", "--backbone", backbone, "--output", folder / "run", "train.epochs=2"]
     words += ["--train", write_tsv(folder / "train.tsv", rows)]
     words += ["--eval", write_tsv(folder / "dev.tsv", rows[::3])]
-    words += ["train.tensorboard=false", "train.report=false"]
+    words += ["train.tensorboard=false"]
     with home_in(folder):
         result = CliRunner().invoke(cli.group, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    return folder
+    return folder, result
 
 
 @pytest.fixture
 def trained(trained_once, data, tmp_path):
-    """A copy of the output folder of a run of one epoch on data of the same content."""
-    shutil.copytree(trained_once / "state", os.environ["ADAPTERHUB_STATE"])
-    return shutil.copytree(trained_once / "run", tmp_path / "run")
+    """A copy of the output folder of a run of two epochs on data of the same content."""
+    folder, _ = trained_once
+    shutil.copytree(folder / "state", os.environ["ADAPTERHUB_STATE"])
+    return shutil.copytree(folder / "run", tmp_path / "run")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -92,11 +91,6 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
     succeeded(adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
                               "--ray-address", "host:1"))  # fmt: skip
     assert calls == [(True, 2, "host:1"), "stopped"]
-
-
-def test_without_ray_the_extra_is_named(adapterhub, words, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    refused(adapterhub("bench", *words, "--engine", "ray"), 'pip install "adapterhub[ray]"')
 
 
 def test_the_table_and_the_reports(ran):

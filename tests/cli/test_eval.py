@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.kit.data import sentences, write_json_lines, write_tsv
+from tests.kit.data import write_json_lines
 from tests.kit.server import CAUSAL, write_adapter
 from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import classes
@@ -26,11 +26,6 @@ def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_pa
         refused(adapterhub(*line, *words), expected)
 
 
-def test_a_missing_column_of_new_data(adapterhub, trained, tmp_path):
-    file = write_tsv(tmp_path / "new.tsv", sentences(4), header="sentence\tlabel")
-    refused(adapterhub("eval", trained, "--data", file), "'text'", "'sentence'")
-
-
 @pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
 def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method):
     folder = write_adapter(backbones("llama"), tmp_path / "tuned", method, CAUSAL)
@@ -39,28 +34,19 @@ def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method
     write_json_lines(file, rows * 4)
     words = ("--data", file, "--text", "prompt", "--label", "completion")
     place = ("--backbone", backbones("llama"))
-    both = json.loads(
-        succeeded(adapterhub("eval", folder, *words, *place, "--against-backbone", "--json"))
-    )
-    alone = json.loads(succeeded(adapterhub("eval", folder, *words, *place, "--json")))
-    bare = json.loads(
-        succeeded(adapterhub("eval", *place, "--task", "causal-lm", *words, "--json"))
+    line, task = ("eval", folder, *words, *place), ("--task", "causal-lm")
+    both, alone, bare = (
+        json.loads(succeeded(adapterhub(*each, "--json")))
+        for each in ((*line, "--against-backbone"), line, ("eval", *place, *task, *words))
     )
     assert both["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert both["backbone"]["loss"] == pytest.approx(bare["loss"], rel=1e-5)
     assert both["loss"] != pytest.approx(bare["loss"], rel=1e-3)
     assert both["difference"]["score"]
-    out = succeeded(adapterhub("eval", folder, *words, *place, "--against-backbone"))
-    assert "tuned - backbone: " in out
-
-
-def test_a_comparison_with_the_backbone_is_refused_where_there_is_none(
-    adapterhub, backbones, trained, tmp_path
-):
-    words = ("--data", classes(tmp_path), "--against-backbone")
-    refused(adapterhub("eval", trained, *words), "no trained head for classification")
-    refused(adapterhub("eval", "--backbone", backbones("llama"), "--task", "causal-lm", *words),
-            "no adapter to compare")  # fmt: skip
+    succeeded(adapterhub(*line, "--against-backbone"), "tuned - backbone: ")
+    refused(
+        adapterhub("eval", *place, *task, *words, "--against-backbone"), "no adapter to compare"
+    )
 
 
 @pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
@@ -86,11 +72,3 @@ def test_a_run_scores_what_it_retains(adapterhub, backbones, tmp_path, method):
     assert found == pytest.approx((losses[0], losses[1] - losses[0]), abs=1e-3)
     assert abs(found[1]) > 1e-3
     assert "without the adapter, on 24 rows" in (tmp_path / "run/report.html").read_text()
-
-
-def test_rows_to_retain_need_a_task_without_a_head(adapterhub, backbones, tmp_path):
-    data = classes(tmp_path)
-    words = ("train", data, "--backbone", backbones("bert"), "--output", tmp_path / "run")
-    refused(adapterhub(*words, "--retain", data), "the head that is trained")
-    assert not (tmp_path / "run").exists()
-    refused(adapterhub(*words, "--retain", tmp_path / "none.csv"), "none.csv")

@@ -14,19 +14,16 @@ pytestmark = [
 ]
 
 
-def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
-    assert train("--method", "lora(rank=4)", "train.epochs=1")[0] == 0
-    succeeded(adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs"))
+def test_a_run_is_exported_to_peft(trained, adapterhub, tmp_path):
+    succeeded(adapterhub("export", trained, "--output", tmp_path / "theirs"))
     files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
     assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
-    code, out, _ = adapterhub("export", tmp_path / "run", "--check", "peft")
+    code, out, _ = adapterhub("export", trained, "--check", "peft")
     assert (code, out) == (0, "peft: no problems; outputs equal with random weights\n")
-    code, out, _ = adapterhub("export", tmp_path / "run", "--check", "vllm")
+    code, out, _ = adapterhub("export", trained, "--check", "vllm")
     assert code == 1
     assert "BertForSequenceClassification: vLLM serves LoRA on" in out
-    refused(
-        adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs"), "already exists"
-    )
+    refused(adapterhub("export", trained, "--output", tmp_path / "theirs"), "already exists")
 
 
 @pytest.fixture
@@ -48,7 +45,6 @@ def test_check_before_training(adapterhub, config_only):
     code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
     assert code == 1
     assert "houlsby: peft has no such method" in out
-    refused(adapterhub("export", "--check", "tgi", "--method", "lora", *where), "one of peft, vllm")
 
 
 def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):

@@ -4,13 +4,11 @@ import json
 
 import pytest
 import torch
-import yaml
 from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-import adapterhub as ah
 from adapterhub.inference.open import open_adapter
-from tests.kit import tiny_models
+from tests.kit.server import write_adapter
 from tests.kit.session import refused, succeeded
 
 TEXTS = ["the movie was good", "the plot was very bad"]
@@ -19,15 +17,9 @@ TEXTS = ["the movie was good", "the plot was very bad"]
 @pytest.fixture
 def saved(backbone, tmp_path):
     """Makes the folder of an adapter of the tiny backbone."""
-
-    def make(method="[lora, norms]"):
-        model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
-        adapter = ah.attach(model, yaml.safe_load(method))
-        tiny_models.scramble(adapter)
-        adapter.save(tmp_path / "adapter")
-        return tmp_path / "adapter"
-
-    return make
+    return lambda method=("lora", "norms"): write_adapter(
+        backbone, tmp_path / "adapter", [*method] if isinstance(method, tuple) else method
+    )
 
 
 def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, backbone, tmp_path):
@@ -87,10 +79,11 @@ def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, m
         assert "max |difference|" in text, "the difference is printed before anything is written"
     assert not list(place.iterdir())
     (place / "out").mkdir()
-    code, _, err = adapterhub(*arguments)
-    assert code == 2
-    assert "already exists" in err
-    assert "overwrite" not in err
+    (place / "out" / "mine.txt").write_text("mine")
+    result = adapterhub(*arguments)
+    refused(result, "already exists")
+    assert "overwrite" not in result[2]
+    assert [path.name for path in (place / "out").iterdir()] == ["mine.txt"]
 
 
 def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, tmp_path):

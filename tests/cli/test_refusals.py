@@ -1,17 +1,32 @@
 """What commands refuse, and what to type instead: one error, exit code 2, no output."""
 
 import shlex
+import sys
 
 import pytest
 
 from tests.kit.session import refused
 
-# `run` is the folder of a trained classifier, B a backbone; nothing else is there but data.
+# `run` is the folder of a trained classifier, B a backbone; nothing else is there but data and these.
+FILES = {
+    "bad.yaml": "backbon: x\n",
+    "r.yaml": "seed: 3\n",
+    "r.json": '{"method": "lora", "seed": 3}',
+    "no-rows.tsv": "text\tlabel\n",
+    "empty.tsv": "\n",
+    "one-class.tsv": "text\tlabel\ngood\tpos\ngreat\tpos\n",
+    "no-label.tsv": "text\tlabel\ngood\tpos\nbad\t\n",
+    "other.tsv": "text\tlabel\ngood\tpos\nbad\tmixed\n",
+    "sentence.tsv": "sentence\tlabel\ngood\tpos\nbad\tneg\n",
+    "data/study.yaml": "bench: {}\n",
+}
 SHORT = {
     "TRAIN": "train --backbone B --train train.tsv --eval dev.tsv --output new",
     "BENCH": "bench --backbone B --train train.tsv --output new",
     "SUGGEST": "suggest --backbone B --train train.tsv",
     "TABLE": "predict run --input x.parquet",
+    "COMBINE": "combine run run --backbone B --output new",
+    "CONVERT": "convert run --backbone B --output new",
 }
 
 
@@ -38,6 +53,17 @@ SHORT = {
         ("TRAIN --text txet", ("'txet'", "'text'")),
         ("TRAIN --label lable", ("'lable'", "'label'")),
         ("TRAIN --train nowhere.tsv", "nowhere.tsv"),
+        ("TRAIN --train no-rows.tsv", "no rows"),
+        ("TRAIN --train empty.tsv", "empty"),
+        ("TRAIN --train one-class.tsv", "two or more classes"),
+        ("TRAIN --train no-label.tsv", "label is empty"),
+        ("TRAIN --eval other.tsv", ("'mixed'", "training data lacks")),
+        ("TRAIN --retain dev.tsv", "the head that is trained"),
+        ("TRAIN --retain none.csv", "none.csv"),
+        ("train bad.yaml", ("backbon", "'backbone'")),
+        ("train r.yaml r.json", "more than one recipe"),
+        ("train train.tvs --backbone B", "did you mean 'train.tsv'"),
+        ("train lroa", "no such file: 'lroa'"),
         ("TRAIN --backbone ./nowhere", ("./nowhere", "a folder, or a Hub id")),
         ("TRAIN --learning-rate 1", "no such flag: --learning-rate; type --lr VALUE"),
         ("TRAIN --train.lr=1", "no such flag: --train.lr; type --lr VALUE"),
@@ -79,6 +105,8 @@ SHORT = {
         ("TABLE --output new", "no files at"),
         ("TABLE --output new --workers 2", ("--workers without Ray", "--engine ray")),
         ("TABLE --output new --adapter a=b", "--adapter without --route-column"),
+        ("eval run --data sentence.tsv", ("'text'", "'sentence'")),
+        ("eval run --data dev.tsv --against-backbone", "no trained head for classification"),
         ("eval --data dev.tsv --backbone B", "nothing to evaluate"),
         ("eval --data dev.tsv --backbone B --task classification", "needs a trained head"),
         ("export", "adapterhub export ADAPTER --output DIR"),
@@ -86,7 +114,16 @@ SHORT = {
         ("import data --output new", "no adapter in a known format"),
         ("merge run --output new --requantize", "not quantized"),
         ("compare run", "nothing to compare"),
-        ("report data", "no run in"),
+        ("report no", "no run in"),
+        ("report run data", "is a study"),
+        ("COMBINE --weights 0.5,x", "0.5,x"),
+        ("COMBINE --weights 1", "1 weights for 2 adapters"),
+        ("COMBINE --density 2", "density 2.0"),
+        ("COMBINE --head other", "--head other is not combined"),
+        ("CONVERT --energy 2", "--energy 2.0"),
+        ("CONVERT --rank 0", "--rank"),
+        ("resize run --backbone B --output new", "--rank R, or --energy 0.99"),
+        ("resize run --backbone B --rank 2", "--output DIR"),
         ("report run --output no/x", "error: "),
         ("inspect acme/nothing-here", "no backbone 'acme/nothing-here'"),
         ("bench --backbone x", ("--train is missing", "--output")),
@@ -139,6 +176,8 @@ def test_a_command_refuses(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
     for name, words in SHORT.items():
         line = line.replace(name, words)
     words = (backbone if word == "B" else word for word in shlex.split(line))
@@ -153,3 +192,15 @@ def test_a_missing_folder_is_told_by_its_name(command, adapterhub, tmp_path, mon
     result = adapterhub(command, "./nothing", *words.get(command, ()))
     refused(result, "nothing")
     assert "nothing is missing" not in result[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "library", "extra"),
+    [("bench --backbone x --train y --output z --engine ray", "ray", "ray"),
+     ("serve polite", "uvicorn", "serve")],
+)  # fmt: skip
+def test_a_library_that_is_missing_is_told_with_its_extra(
+    line, library, extra, adapterhub, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    refused(adapterhub(*line.split()), f'pip install "adapterhub[{extra}]"')

@@ -8,7 +8,7 @@ import pytest
 from adapterhub.cli._format import has_display
 from adapterhub.pages.row_scores import read_predictions
 from tests.kit.runs import predictions, run_folder
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 
 @pytest.fixture
@@ -22,36 +22,26 @@ def browser(monkeypatch):
     return opened
 
 
-def test_the_page_is_made_anew(adapterhub, tmp_path, browser):
+def test_the_page_is_made_anew_and_opened_where_that_can_be(
+    adapterhub, tmp_path, browser, monkeypatch
+):
     folder = run_folder(tmp_path / "mine", predictions("classes"))
     code, out, err = adapterhub("report", folder)
     assert (code, err) == (0, "")
     assert out == f"report       {folder / 'report.html'}\n"
     assert "Worst mistakes" in (folder / "report.html").read_text()
     assert browser == []
-
-
-def test_the_page_is_opened(adapterhub, tmp_path, browser):
-    folder = run_folder(tmp_path / "mine")
     code, _, err = adapterhub("report", folder, "--open", "--output", tmp_path / "page.html")
     assert (code, err) == (0, "")
     assert browser == [(tmp_path / "page.html").as_uri()]
-
-
-def test_without_a_display_the_path_is_enough(adapterhub, tmp_path, browser, monkeypatch):
     monkeypatch.setenv("SSH_CONNECTION", "1")
-    code, out, err = adapterhub("report", run_folder(tmp_path / "mine"), "--open")
-    assert code == 0
-    assert "report.html" in out
+    code, out, err = adapterhub("report", folder, "--open")
+    assert (code, "report.html" in out, len(browser)) == (0, True, 1)
     assert "no browser here" in err
-    assert browser == []
-
-
-def test_a_browser_that_is_missing_is_said(adapterhub, tmp_path, browser, monkeypatch):
+    monkeypatch.delenv("SSH_CONNECTION")
     monkeypatch.setattr(webbrowser, "open", lambda uri: False)
-    code, _, err = adapterhub("report", run_folder(tmp_path / "mine"), "--open")
-    assert code == 0
-    assert "no browser was found" in err
+    code, _, err = adapterhub("report", folder, "--open")
+    assert (code, "no browser was found" in err) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +64,7 @@ def test_several_runs_are_one_page(adapterhub, tmp_path, browser):
     assert (tmp_path / "mine.html").read_bytes() == page.read_bytes()
 
 
-def test_a_study_among_runs_is_refused(adapterhub, tmp_path):
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "study.yaml").write_text("bench: {}\n")
-    refused(adapterhub("report", run_folder(tmp_path / "run"), tmp_path / "study"), "is a study")
-
-
-def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
+def test_train_shows_curves_and_opens_the_page_or_makes_none(train, browser, tmp_path):
     out = succeeded(train("--open", "train.epochs=3", "train.log_every=2", "train.report=true"))
     (page,) = browser
     assert page.endswith("/report.html")
@@ -89,19 +73,19 @@ def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
     assert set(lines["accuracy"]) & set("▁█")
     assert f"adapterhub report {Path(page.removeprefix('file://')).parent} --open" in out
     assert all(len(line) <= 79 or str(tmp_path) in line for line in out.splitlines())
+    out = succeeded(train("--steps", 1, output=tmp_path / "none"))  # with train.report=false
+    assert "--open" not in out
+    assert not {"report.html", "predictions.jsonl"} & {
+        p.name for p in (tmp_path / "none").iterdir()
+    }
 
 
-def test_texts_of_the_data_are_never_published(train, adapterhub, tmp_path):
+def test_texts_of_the_data_are_never_published(trained, adapterhub, tmp_path):
     """`publish` of a run takes the files of adapter/ only; push and export read the same folder."""
-    assert train("train.epochs=1", "train.report=true", output=tmp_path / "mine")[0] == 0
-    (word,) = {row["texts"][0] for row in read_predictions(tmp_path / "mine").rows[:1]}
-    succeeded(adapterhub("publish", tmp_path / "mine", "--registry", tmp_path / "registry"))
-    succeeded(adapterhub("export", tmp_path / "mine", "--output", tmp_path / "exported"))
+    (word,) = {row["texts"][0] for row in read_predictions(trained).rows[:1]}
+    succeeded(adapterhub("publish", trained, "--registry", tmp_path / "registry"))
+    succeeded(adapterhub("export", trained, "--output", tmp_path / "exported"))
     files = [p for f in ("registry", "exported") for p in (tmp_path / f).rglob("*") if p.is_file()]
     assert len(files) > 5
     assert not [p for p in files if p.name in ("report.html", "predictions.jsonl")]
     assert not [p for p in files if word.encode() in p.read_bytes()]
-
-
-def test_train_without_a_report(trained):
-    assert not {"report.html", "predictions.jsonl"} & {path.name for path in trained.iterdir()}

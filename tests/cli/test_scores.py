@@ -40,14 +40,14 @@ def test_each_task_prints_and_records_the_error_of_each_score(
 
 
 @pytest.mark.parametrize("kind", ["file", "share"])
-def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterhub, tmp_path):
+def test_test_rows_choose_nothing_and_are_shown_everywhere(
+    kind, train, trained, trained_once, adapterhub, tmp_path
+):
     test = write_tsv(tmp_path / "test.tsv", sentences(90)[64:]) if kind == "file" else 0.25
-    again, run = tmp_path / "again" / "run", tmp_path / "run"
+    again, run = tmp_path / "again" / "tested", tmp_path / "tested"
     code, out, err = train("--test", test, "train.epochs=2", "train.report=true", output=run)
     assert code == 0, err
-    plain = tmp_path / "plain"
-    assert PICKED in train("train.epochs=2", output=plain)[1]
-    assert PICKED not in train("train.epochs=1", output=tmp_path / "once")[1]
+    assert PICKED in trained_once[1].stdout
     assert "these 22 rows also picked the epoch; the test rows picked nothing" in out
     rows = {"file": 26, "share": 15}[kind]
     assert f"{rows} test rows: the scores are uncertain; --test FILE, or more rows" in err
@@ -55,13 +55,14 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     data = Saved.at(run / "adapter").manifest.training["data"]
     assert (data["train"], data["test"]) == ({"file": 64, "share": 49}[kind], rows)
     shown = [out, (run / "report.html").read_text(encoding="utf-8")]
-    shown.append(adapterhub("compare", run, plain, "--list")[1])
+    shown.append(adapterhub("compare", run, trained, "--list")[1])
     shown.append(adapterhub("show", run)[1])
     for text in shown:
         assert re.search(rf"\d{TO}[\d.]+, n = {rows}", text), text
         assert re.search(rf"\d{TO}[\d.]+, n = 22", text), text
     if kind == "share":
         return
+    assert PICKED not in train("train.epochs=1", output=tmp_path / "once")[1]
     # The run that is resumed at its end, and one anew, end with the same bytes.
     manifest = (run / "adapter" / "adapter.json").read_bytes()
     resumed = train("--test", test, "train.epochs=2", "train.report=true", "--resume", output=run)
@@ -69,7 +70,7 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     assert (run / "adapter" / "adapter.json").read_bytes() == manifest
     train("--test", test, "train.epochs=2", "train.report=true", output=again)
     assert (again / "adapter" / "adapter.json").read_bytes() == manifest
-    tensors = [(f / "adapter" / "adapter.safetensors").read_bytes() for f in (run, plain)]
+    tensors = [(f / "adapter" / "adapter.safetensors").read_bytes() for f in (run, trained)]
     assert tensors[0] == tensors[1], "what trains and what is evaluated are as without it"
 
 

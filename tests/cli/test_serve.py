@@ -4,7 +4,6 @@ A running server is tested in tests/serving/http.
 """
 
 import json
-import sys
 
 import pytest
 
@@ -13,7 +12,7 @@ pytest.importorskip("starlette", reason='pip install "adapterhub[serve]"')
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
 from tests.kit.server import EXAMPLES, write_adapter
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 
 @pytest.fixture
@@ -25,16 +24,15 @@ def registry(backbone, tmp_path):
     return root
 
 
-def test_check_lists_which_adapters_share_the_backbone(adapterhub, registry):
+def test_check_lists_which_adapters_share_the_backbone_and_what_cannot_be_served(
+    adapterhub, registry
+):
     out = succeeded(adapterhub("serve", "--registry", registry, "--check"))
     lines = {line.split()[0]: line for line in out.splitlines() if "@v1" in line}
     assert " yes " in lines["classification@v1"]
     assert " no " in lines["tagging@v1"]
     assert "trains parameters" in lines["tagging@v1"]
     assert "2 adapters can be served" in out
-
-
-def test_check_names_what_cannot_be_served(adapterhub, registry):
     (file,) = registry.glob("**/tagging/v1/adapter.safetensors")
     file.chmod(0o644)
     file.write_bytes(file.read_bytes()[:-1])
@@ -53,11 +51,6 @@ def test_options_of_a_file_and_of_flags(adapterhub, registry, tmp_path):
     succeeded(
         adapterhub("serve", "--config", file, "--port", 0, "--check"), "1 adapter can be served"
     )
-
-
-def test_without_the_libraries_of_the_extra(adapterhub, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    refused(adapterhub("serve", "polite"), 'pip install "adapterhub[serve]"')
 
 
 def test_a_token_is_shown_once(adapterhub, tmp_path):

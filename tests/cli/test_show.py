@@ -22,7 +22,7 @@ def test_the_card_is_one_screen(typed, trained, monkeypatch):
     assert f"task        {manifest['task']}: {', '.join(manifest['labels'])}" in shown
     assert "method      lora\n" in shown, "only what differs from the defaults"
     assert "scores      accuracy " in shown, "the main metric comes first"
-    assert "64 examples, evaluated on 22, 1 epoch," in shown
+    assert "64 examples, evaluated on 22, 2 epochs," in shown
     assert "signed      no" in shown
     assert 'adapterhub predict mine "a text"' in shown
 

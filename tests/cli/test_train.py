@@ -20,24 +20,6 @@ from tests.kit.processes import fork_command
 from tests.kit.selection import cases_of
 from tests.kit.session import succeeded
 
-LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
-
-
-def test_train_eval_predict(train, adapterhub, data, tmp_path):
-    code, out, err = train("--method", "lora(rank=4)", *LEARN)
-    assert code == 0, err
-    assert "accuracy     1.0000" in out
-    assert "epoch 12.00" in err, "progress"
-    out = succeeded(adapterhub("eval", tmp_path / "run", "--data", data[1], "--json"))
-    assert json.loads(out)["accuracy"] == 1.0
-    assert json.loads(out)["examples"] == 22
-    out = succeeded(
-        adapterhub("predict", tmp_path / "run", "the movie was good", "the movie was bad", "--json")
-    )
-    rows = json_lines(out)
-    assert [row["label"] for row in rows] == ["pos", "neg"]
-    assert all(abs(sum(row["scores"].values()) - 1) < 1e-5 for row in rows)
-
 
 def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
     options = ("batch_size=3", "max_length=4", "head_learning_rate=4e-3", "schedule=cosine")
@@ -63,16 +45,6 @@ def test_dry_run_of_a_run_that_exists(trained, train):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
     succeeded(train("--dry-run"), "encoder.0.attn.q")
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
-
-
-@pytest.mark.parametrize("method", ["full", "prefix", "[prompt, lora(rank=2)]"])
-def test_the_same_run_gives_the_same_bytes(train, tmp_path, method):
-    for name in ("one", "two"):
-        succeeded(train("--method", method, "train.epochs=1", output=tmp_path / name / "run"))
-    for file in ("adapter.safetensors", "adapter.json", "README.md"):
-        assert (tmp_path / "one/run/adapter" / file).read_bytes() == (
-            tmp_path / "two/run/adapter" / file
-        ).read_bytes()
 
 
 def killed_before_the_eighth_step():
@@ -110,7 +82,10 @@ def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, dat
             assert code == 0, err
             assert "resumed after step 6" in err
             shown = ("metrics.jsonl", "predictions.jsonl")
-            for file in ("adapter/adapter.safetensors", "adapter/adapter.json", *shown):
+            adapter = (
+                f"adapter/{name}" for name in ("adapter.safetensors", "adapter.json", "README.md")
+            )
+            for file in (*adapter, *shown):
                 assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
 
 
@@ -157,7 +132,9 @@ def test_flags_of_common_options_and_the_schema_beside_the_recipe(train, tmp_pat
 
 def test_other_names_are_recorded_in_normal_form(train, tmp_path):
     words = ("lr=1e-3", "train.bs=8", "num_train_epochs=1", "--method", "lora(r=2, lora_alpha=4)")
-    assert train(*words, "--quiet")[0] == 0
+    code, out, err = train(*words, "--quiet")
+    assert (code, "accuracy" in out, "train.max_length is" in err) == (0, True, True), err
+    assert not [line for line in err.splitlines() if line.startswith(("loading", "step"))]
     text = (tmp_path / "run" / "recipe.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
     assert "  learning_rate: 0.001\n" in text

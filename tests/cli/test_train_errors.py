@@ -9,34 +9,7 @@ import shutil
 
 import pytest
 
-from tests.kit.data import write_tsv
 from tests.kit.session import refused, succeeded
-
-
-def test_an_unknown_recipe_key_in_a_file(adapterhub, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("backbon: x\n")
-    refused(adapterhub("train", recipe), "backbon", "'backbone'")
-
-
-@pytest.mark.parametrize(
-    ("rows", "header", "expected"),
-    [
-        ([], "text\tlabel", "no rows"),
-        ([], "", "empty"),
-        ([("good", "pos"), ("great", "pos")], "text\tlabel", "two or more classes"),
-        ([("good", "pos"), ("bad", "")], "text\tlabel", "label is empty"),
-    ],
-)
-def test_bad_training_data(train, tmp_path, rows, header, expected):
-    file = write_tsv(tmp_path / "bad.tsv", rows, header)
-    refused(train("--train", file), expected)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_label_that_training_lacks(train, tmp_path):
-    file = write_tsv(tmp_path / "dev2.tsv", [("good", "pos"), ("bad", "mixed")])
-    refused(train("--eval", file), "'mixed'", "training data lacks")
 
 
 def test_an_output_folder_that_exists(train, tmp_path):
@@ -61,7 +34,7 @@ def test_a_full_disk_while_saving(train, tmp_path, monkeypatch):
 def test_a_resume_of_another_run(train, trained):
     other = train("--resume", "train.batch_size=7")
     refused(other, "train.gradient_accumulation: 16 in the checkpoint, 7 now")
-    refused(train("--resume", "train.epochs=1", "--method", "pfeiffer"), "method")
+    refused(train("--resume", "train.epochs=2", "--method", "pfeiffer"), "method")
 
 
 @pytest.mark.parametrize("words", [(), ("--label", "label")])

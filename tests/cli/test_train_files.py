@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.recipe.recipe import read
 from tests.kit.selection import long_table
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 RECIPE = {"method": "lora(rank=2)", "seed": 3, "train": {"max_steps": 2, "batch_size": 8}}
 STEPS = ("--steps", "2", "--batch-size", "8")
@@ -74,15 +74,3 @@ def test_the_backbone_of_a_trained_adapter_is_taken(flag, here, adapterhub, tmp_
     assert code == 0, err
     assert f"backbone: {backbone} (runs/mine)" in err
     assert read(tmp_path / "runs/mine-2/recipe.yaml").backbone == str(backbone)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("mine.cvs",), "did you mean 'mine.csv'"),
-        (("r.yaml", "r.json"), "more than one recipe"),
-        (("lroa",), "no such file: 'lroa'"),
-    ],
-)
-def test_what_cannot_be_meant_says_what_to_type(words, said, here):
-    refused(here(*words), said)
