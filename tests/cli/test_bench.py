@@ -51,15 +51,24 @@ def folder(ran, tmp_path):
 
 
 def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub, ran, folder):
+    """The reports are made anew from the records."""
     records = folder / "records"
     assert len(list(records.glob("*.json"))) == 2
     assert "rows train" in ran[1].stderr
     assert "head, rate" in ran[1].stderr
+    told = "Cannot tell yet: no method has three finished seeds."
+    for text in ("bag of words", "majority class", "against", told):
+        assert text in ran[1].stdout
+    made = {name: (folder / name).read_bytes() for name in ("report.html", "report.md")}
+    assert all(told.encode() in content for content in made.values())
     times = {path: path.stat().st_mtime_ns for path in records.iterdir()}
-    code, _, err = adapterhub("bench", "--output", folder)
-    assert code == 0, err
-    assert {path: path.stat().st_mtime_ns for path in records.iterdir()} == times
-    assert "rate 1.0e-03" not in err
+    for command in (("bench", "--output", folder), ("report", folder)):
+        for name in made:
+            (folder / name).unlink()
+        code, out, err = adapterhub(*command)
+        assert (code, "report.html" in out, "rate 1.0e-03" in err) == (0, True, False), err
+        assert {path: path.stat().st_mtime_ns for path in records.iterdir()} == times
+        assert {name: (folder / name).read_bytes() for name in made} == made
 
 
 def test_a_shard_ends_with_a_code_of_its_own_until_all_is_done(adapterhub, words, tmp_path):
@@ -91,23 +100,6 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
     succeeded(adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
                               "--ray-address", "host:1"))  # fmt: skip
     assert calls == [(True, 2, "host:1"), "stopped"]
-
-
-def test_the_table_and_the_reports(ran):
-    told = "Cannot tell yet: no method has three finished seeds."
-    for text in ("bag of words", "majority class", "against", told):
-        assert text in ran[1].stdout
-    assert told in (ran[0] / "report.html").read_text()
-    assert told in (ran[0] / "report.md").read_text()
-
-
-def test_the_reports_are_made_anew_from_the_records(adapterhub, folder):
-    made = {name: (folder / name).read_bytes() for name in ("report.html", "report.md")}
-    for command in (("bench", "--output", folder), ("report", folder)):
-        for name in made:
-            (folder / name).unlink()
-        succeeded(adapterhub(*command), "report.html")
-        assert {name: (folder / name).read_bytes() for name in made} == made
 
 
 def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
@@ -163,36 +155,24 @@ def test_after_short_runs_of_a_budget_nothing_is_recommended(study, tmp_path, ro
     assert "--lr" not in line
 
 
-def test_only_the_largest_number_of_rows_of_a_task_has_a_command(study, tmp_path):
-    records = [*made_records(study, ACCURACY, rows=50), *made_records(study, ACCURACY, rows=100)]
-    assert [*train_commands(study, study_results(study, records, {}), tmp_path)] == [
-        ("my data", 100)
-    ]
+def test_which_winners_have_a_command(study, tmp_path):
+    """One for the most rows of each task, in a folder of its own, if it is trained at all."""
 
+    def commands(study, accuracy=ACCURACY, rows=(100,), constants=()):
+        records = [each for count in rows for each in made_records(study, accuracy, rows=count)]
+        results = study_results(study, records, dict(constants))
+        return train_commands(study, results, tmp_path), results
 
-def test_tasks_have_folders_of_their_own(study, tmp_path):
+    assert [*commands(study, rows=(50, 100))[0]] == [("my data", 100)]
     tasks = {"one": {"data": {"train": "1.tsv"}}, "two": {"data": {"train": "2.tsv"}}}
-    both = replace(study, bench=replace(study.bench, tasks=tasks))
-    found = train_commands(both, study_results(both, made_records(both, ACCURACY), {}), tmp_path)
+    both, _ = commands(replace(study, bench=replace(study.bench, tasks=tasks)))
     for name, number in (("one", 1), ("two", 2)):
-        line = found[name, 100]
-        assert f"--train {number}.tsv" in line
-        assert f"best-{name}" in line
-
-
-def test_a_spec_that_is_no_text_is_quoted(study, tmp_path):
-    both = [{"lora": {"rank": 2}}]
-    label = "lora(rank=2)"
-    other = replace(study, bench=replace(study.bench, methods=("head", both), baseline=label))
-    results = study_results(other, made_records(other, {"head": 0.6, label: 0.95}), {})
-    (line,) = train_commands(other, results, tmp_path).values()
-    words = shlex.split(line)
+        assert f"--train {number}.tsv" in both[name, 100]
+        assert f"best-{name}" in both[name, 100]
+    methods = ("head", [{"lora": {"rank": 2}}])  # a spec that is no text is quoted
+    other = replace(study, bench=replace(study.bench, methods=methods, baseline=BEST))
+    words = shlex.split(*commands(other)[0].values())
     assert words[words.index("--method") + 1] == '[{"lora": {"rank": 2}}]'
-
-
-def test_what_is_not_trained_has_no_command(study, tmp_path):
     constants = {"my data": Constant("majority class", "classes", "pos", 0.6)}
-    accuracy = {"head": 0.5, BEST: 0.5}
-    results = study_results(study, made_records(study, accuracy), constants)
-    assert results[0].advice.method == "majority class"
-    assert train_commands(study, results, tmp_path) == {}
+    found, (result,) = commands(study, {"head": 0.5, BEST: 0.5}, constants=constants)
+    assert (result.advice.method, found) == ("majority class", {})

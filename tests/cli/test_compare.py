@@ -30,55 +30,38 @@ def runs(tmp_path):
     return {name: run_folder(tmp_path / name, file) for name, file in files.items()}
 
 
-def test_a_difference_is_said_with_its_interval(adapterhub, runs):
+def test_a_difference_is_said_with_its_interval_and_chance_as_chance(adapterhub, runs):
     code, out, err = adapterhub("compare", runs["head"], runs["lora"])
     assert (code, err) == (0, "")
     assert "lora - head: +0.375 accuracy (95 % +0.225 to +0.525)" in out
     assert "right on 15 of 15 disagreements, p = 6.1e-05" in out
     assert "not significant" not in out
     assert all(len(line) <= 80 for line in out.splitlines())
-
-
-def test_chance_is_said_to_be_chance(adapterhub, runs):
-    words = ("compare", runs["head"], runs["near"])
-    succeeded(adapterhub(*words), "not significant: the difference may be chance")
+    found = json.loads(succeeded(adapterhub("compare", runs["head"], runs["lora"], "--json")))
+    assert [run["name"] for run in found["runs"]] == ["head", "lora"]
+    assert found["differences"][0]["significant"] is True
+    chance = "not significant: the difference may be chance"
+    succeeded(adapterhub("compare", runs["head"], runs["near"]), chance)
+    assert difference_lines("b", "a", Difference("f1", 0.0, 0.0, 0.0)) == [  # no disagreements
+        "b - a: +0.000 f1 (95 % +0.000 to +0.000)", f"  {chance}",
+    ]  # fmt: skip
 
 
 def test_runs_on_different_data_are_only_listed(adapterhub, runs):
-    refused(
-        adapterhub("compare", runs["head"], runs["other"]), "evaluated on different data", "--list"
-    )
-    code, out, err = adapterhub("compare", runs["head"], runs["other"], "--list")
+    words = ("compare", runs["head"], runs["other"])
+    refused(adapterhub(*words), "evaluated on different data", "--list")
+    code, out, err = adapterhub(*words, "--list")
     assert (code, err) == (0, "")
     assert "other - head" not in out
 
 
-def test_a_run_without_predictions_is_listed_with_the_reason(adapterhub, runs):
+def test_many_runs_are_rows_by_their_names(adapterhub, runs, tmp_path):
+    """One without predictions has the reason."""
     words = ("compare", runs["head"], runs["lora"], runs["old"])
     succeeded(adapterhub(*words), "lora - head", "no test for old: no predictions.jsonl")
-
-
-def test_many_runs_are_rows(adapterhub, runs):
     out = succeeded(adapterhub("compare", "--list", *runs.values()))
     for name in runs:
         assert any(line.strip().startswith(name) for line in out.splitlines())
     assert all(len(line) <= 80 for line in out.splitlines())
-
-
-def test_json(adapterhub, runs):
-    out = succeeded(adapterhub("compare", runs["head"], runs["lora"], "--json"))
-    found = json.loads(out)
-    assert [run["name"] for run in found["runs"]] == ["head", "lora"]
-    assert found["differences"][0]["significant"] is True
-
-
-def test_runs_of_the_same_name_are_told_apart(adapterhub, tmp_path):
     folders = [run_folder(tmp_path / name / "run") for name in ("one", "two")]
     succeeded(adapterhub("compare", "--list", *folders), "one/run", "two/run")
-
-
-def test_difference_lines_without_disagreements():
-    assert difference_lines("b", "a", Difference("f1", 0.0, 0.0, 0.0)) == [
-        "b - a: +0.000 f1 (95 % +0.000 to +0.000)",
-        "  not significant: the difference may be chance",
-    ]

@@ -75,8 +75,8 @@ def test_each_help_text_fits_80_columns_without_words_of_yaml(adapterhub, subtes
                 assert out.startswith(f"Usage: {' '.join(('adapterhub', *words[:-1]))} ")
 
 
-def test_each_command_has_an_example_that_is_a_command_line(adapterhub, subtests):
-    """Its options exist."""
+def test_each_command_has_an_example_and_says_where_to_go_on(adapterhub, subtests):
+    """The options of the example exist, and so do the commands, which are named once."""
     for name in COMMANDS:
         with subtests.test(name):
             out = succeeded(adapterhub(name, "--help"))
@@ -88,15 +88,7 @@ def test_each_command_has_an_example_that_is_a_command_line(adapterhub, subtests
                     command, words = command_of(shlex.split(line)[1:])
                     context = click.Context(command, **command.context_settings)
                     command.make_parser(context).parse_args(words)
-
-
-def test_each_help_text_says_where_to_go_on(adapterhub, subtests):
-    """By commands that exist, and once, also if the command is looked up twice."""
-    for name in COMMANDS:
-        with subtests.test(name):
-            adapterhub(name, "--help")
-            out = succeeded(adapterhub(name, "--help"))
-            (said,) = out.split("  See also: ")[1:]
+            (said,) = succeeded(adapterhub(name, "--help")).split("  See also: ")[1:]
             places = re.split(r"[,;] (?!which |for |with |to )", " ".join(said.split()).rstrip("."))
             assert {place.split()[0].rstrip(",") for place in places} <= set(COMMANDS) - {name}
 

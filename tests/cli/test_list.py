@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -84,12 +83,3 @@ def test_the_table_fits_a_terminal(monkeypatch, capsys):
     assert "not shown: parameters, task, tags (use --json)" in output.getvalue()
     table = list_module.entries_table([replace(entries[0], tags=(), published=None)])
     assert not {"tags", "date"} & {*table.columns}
-
-
-def test_search_does_not_import_transformers(typed, tmp_path):
-    """Importing models would make `list` slow."""
-    import subprocess
-
-    code = "import sys; from adapterhub.registry.search import search; print(*sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "transformers" not in out.stdout.split()

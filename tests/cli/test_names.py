@@ -148,21 +148,16 @@ def test_names_of_clients():
 
 def test_several_data_files_are_sources_in_their_order():
     """Behind `--train` as well, up to the next flag, override or recipe."""
-    words = ["--train", "a.csv", "b.tsv#5", "r.yaml", "--on", "x", "y", "--eval", "c.csv", "d.csv"]
-    repeated = ["--train", "a.csv", "--train", "b.tsv#5", "r.yaml", "--on", "x", "--on", "y"]
-    assert list(_one_value_each(words)) == [*repeated, "--eval", "c.csv", "d.csv"]
-    again = [
-        "--train",
-        "a.csv",
-        "b.csv",
-        "--seed",
-        "1",
-        "--data=c.csv",
-        "--train",
-        "d.csv",
-        "e.csv",
-    ]
-    assert list(_one_value_each(again)) == ["--seed", "1", "--train", "d.csv", "--train", "e.csv"]
+    lines = {
+        "--train a.csv b.tsv#5 r.yaml --on x y --eval c.csv d.csv": (
+            "--train a.csv --train b.tsv#5 r.yaml --on x --on y --eval c.csv d.csv"
+        ),
+        "--train a.csv b.csv --seed 1 --data=c.csv --train d.csv e.csv": (
+            "--seed 1 --train d.csv --train e.csv"
+        ),
+    }
+    for typed, repeated in lines.items():
+        assert " ".join(_one_value_each(typed.split())) == repeated
     flags = {"train": ("c/*.csv", "a.csv")}
     recipe, overrides = recipe_words(("a.csv", "b.jsonl#5", "r.yaml", "hf:x#3", "seed=1"), flags)
     assert (recipe, overrides) == ("r.yaml", ["seed=1"])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.session import refused
 
-# `run` is the folder of a trained classifier, B a backbone; nothing else is there but data and these.
+# `run` is the folder of a trained classifier, B a backbone; beside it are data and these files.
 FILES = {
     "bad.yaml": "backbon: x\n",
     "r.yaml": "seed: 3\n",

@@ -37,8 +37,11 @@ def record(folder):
     return json.loads((folder / "run" / "adapter" / "adapter.json").read_text())
 
 
-def test_a_spreadsheet_is_trained_on_without_options(learn, adapterhub, tmp_path):
-    printed = learn(reviews(tmp_path / "reviews.csv"))
+def test_a_spreadsheet_is_trained_on_without_options_and_other_files_are_predicted(
+    learn, adapterhub, tmp_path
+):
+    """Columns that do not fit are shown."""
+    run, printed = tmp_path / "run", learn(reviews(tmp_path / "reviews.csv"))
     for line in (
         "reviews.csv: semicolon-separated, cp1252, 64 rows; columns: review, nr, sentiment",
         "not UTF-8: read as cp1252, which gives 'caf\u00e9'; data.encoding=NAME if that is wrong",
@@ -61,8 +64,7 @@ def test_a_spreadsheet_is_trained_on_without_options(learn, adapterhub, tmp_path
     }
     for name, content in others.items():
         (tmp_path / name).write_text(content)
-        run, file = tmp_path / "run", tmp_path / name
-        code, out, err = adapterhub("predict", run, "--data", file, "--json")
+        code, out, err = adapterhub("predict", run, "--data", tmp_path / name, "--json")
         assert code == 0, err
         assert [row["text"] for row in json_lines(out)] == texts
         assert err.startswith(f"{name}: ")
@@ -71,31 +73,20 @@ def test_a_spreadsheet_is_trained_on_without_options(learn, adapterhub, tmp_path
     code, out, err = adapterhub("eval", run, "--data", reviews(tmp_path / "b.csv", "utf-16"))
     assert code == 0, err
     assert "UTF-16" in err
-
-
-def test_columns_of_new_data_that_do_not_fit_are_shown(learn, adapterhub, tmp_path):
-    learn(reviews(tmp_path / "reviews.csv"))
     (tmp_path / "a.csv").write_text("comment,sentiment\ngood,pos\n")
-    result = adapterhub("predict", tmp_path / "run", "--data", tmp_path / "a.csv")
-    refused(result, "'review'", "'comment', 'sentiment'", "--text COLUMN")
-    words = ("--data", tmp_path / "a.csv", "--text", "comment")
-    assert adapterhub("predict", tmp_path / "run", *words)[0] == 0
+    words = ("predict", run, "--data", tmp_path / "a.csv")
+    refused(adapterhub(*words), "'review'", "'comment', 'sentiment'", "--text COLUMN")
+    succeeded(adapterhub(*words, "--text", "comment"))
     (tmp_path / "b.csv").write_text("review\ngood\n")
-    result = adapterhub("eval", tmp_path / "run", "--data", tmp_path / "b.csv")
-    refused(result, "'sentiment'", "'review'")
-
-
-def test_the_form_of_new_data_can_be_given(learn, adapterhub, tmp_path):
-    learn(reviews(tmp_path / "reviews.csv"))
-    file = tmp_path / "a.csv"
-    file.write_bytes("the film|abc\nsch\u00f6n|def\n".encode("cp850"))
+    refused(adapterhub("eval", run, "--data", tmp_path / "b.csv"), "'sentiment'", "'review'")
+    # The form of new data can be given.
+    (tmp_path / "c.csv").write_bytes("the film|abc\nsch\u00f6n|def\n".encode("cp850"))
+    file = ("--data", tmp_path / "c.csv")
     words = ("--text", "0", "--encoding", "cp850", "--delimiter", "|", "--no-header", "--json")
-    out = succeeded(adapterhub("predict", tmp_path / "run", "--data", file, *words))
+    out = succeeded(adapterhub("predict", run, *file, *words))
     assert [row["text"] for row in json_lines(out)] == ["the film", "sch\u00f6n"]
-    words = ("--label", "1", *words)
-    refused(adapterhub("eval", tmp_path / "run", "--data", file, *words), "'abc': 1 time")
-    words = ("--delimiter", "||")
-    refused(adapterhub("predict", tmp_path / "run", "--data", file, *words), "one character")
+    refused(adapterhub("eval", run, *file, "--label", "1", *words), "'abc': 1 time")
+    refused(adapterhub("predict", run, *file, "--delimiter", "||"), "one character")
 
 
 def test_a_template_over_columns_travels_with_the_adapter(learn, adapterhub, tmp_path):
@@ -133,11 +124,8 @@ def test_columns_in_doubt_are_shown_with_what_to_type(adapterhub, backbone, tmp_
     (tmp_path / "new.tsv").write_text("One text of five words\nAnother text of five words\n")
     out = succeeded(adapterhub("predict", tmp_path / "run", "--data", tmp_path / "new.tsv"))
     assert len(out.splitlines()) == 2
-
-
-def test_the_plan_of_a_run_prints_the_notes_once(adapterhub, backbone, tmp_path):
-    file = reviews(tmp_path / "reviews.csv")
-    words = ("--backbone", backbone, "--train", file, "--output", tmp_path / "run")
+    file = reviews(tmp_path / "reviews.csv")  # the plan of a run prints the notes once
+    words = ("--backbone", backbone, "--train", file, "--output", tmp_path / "planned")
     for extra in ((), ("--eval", "none")):
         code, out, err = adapterhub("train", *words, *extra, "--dry-run")
         assert code == 0, err
