@@ -42,6 +42,22 @@ def test_equal_or_refused(tmp_path, record_property, kind, architecture, task):
     assert {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"} == {}
 
 
+EQUAL = [
+    *(("prompt", *model) for model in (("gpt2", "classification"), ("llama", "causal-lm"),
+                                       ("roberta", "tagging"), ("mpnet", "tagging"),
+                                       ("t5", "seq2seq"))),
+    *(("prefix", *model) for model in (("roberta", "classification"), ("opt", "causal-lm"),
+                                       ("gpt2", "classification"), ("bert", "tagging"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "architecture", "task"), EQUAL)
+def test_virtual_tokens_are_equal_whatever_the_padding(tmp_path, kind, architecture, task):
+    """Each model counts positions in another way, and finds padding in another place."""
+    outcomes = Differential(kind, architecture, task, tmp_path).run()
+    assert {outcome.word for outcome in outcomes.values()} == {"equal"}
+
+
 @pytest.mark.skipif(tiny_models.FULL_MATRIX, reason="the table is written after the tests")
 def test_the_documented_table_has_every_cell_and_no_wrong_one():
     documented = peft_differential.documented_counts()

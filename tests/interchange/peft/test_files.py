@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-
 import peft
 import pytest
 import torch
@@ -60,22 +57,14 @@ def test_an_empty_file_is_refused(checkpoint):
         ah.load(tiny_models.model("bert"), checkpoint)
 
 
-def test_a_pickle_is_opened_only_on_request_and_runs_no_code(checkpoint, tmp_path):
+def test_a_pickle_is_opened_only_on_request(checkpoint):
+    """test_hostile_foreign.py tries what runs code."""
     tensors = load_file(checkpoint / "adapter_model.safetensors")
     (checkpoint / "adapter_model.safetensors").unlink()
     torch.save(tensors, checkpoint / "adapter_model.bin")
     with pytest.raises(FileError, match="allow_pickle"):
         ah.load(tiny_models.model("bert"), checkpoint)
     assert ah.load(tiny_models.model("bert"), checkpoint, allow_pickle=True).count() > 0
-
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "pwned"),)
-
-    torch.save({"a": Evil()}, checkpoint / "adapter_model.bin", pickle_module=pickle)
-    with pytest.raises(FileError, match="cannot be read"):
-        ah.load(tiny_models.model("bert"), checkpoint, allow_pickle=True)
-    assert not (tmp_path / "pwned").exists()
 
 
 def test_exports_are_byte_identical(tmp_path):
