@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapterhub.hub import commit_endpoints
 from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.commit_endpoints import CommitLines
 from adapterhub.hub.commits import CommitChange, changed_tree
@@ -113,20 +114,23 @@ def test_what_is_not_base64_is_refused(blobs):
 @pytest.mark.parametrize(
     ("line", "most"),
     [
-        (b'{"key":"deletedFile","value":{"path":"a.md"}}\n', 2 << 20),
-        (b"\n", 2 << 20),
-        (b'{"key":"deletedFile","value":{"path":"%s"}}\n' % (b"a" * 1000), 30 << 20),
+        (b'{"key":"deletedFile","value":{"path":"a.md"}}\n', 1 << 19),
+        (b"\n", 1 << 19),
+        (b'{"key":"deletedFile","value":{"path":"%s"}}\n' % (b"a" * 1000), 4 << 20),
         (b'{"key":"deletedFolder","value":{"path":"%s"}}\n' % (b"a" * 1_000_000), 2 << 20),
-        (b" " * 1_000_000 + b"\n", 40 << 20),
+        (b" " * 1_000_000 + b"\n", 5 << 20),
     ],
 )
-def test_endless_lines_are_refused_soon(blobs, line, most):
+def test_endless_lines_are_refused_soon(blobs, line, most, monkeypatch):
     """A body of 150 MB once took 24 s and 160 MB; it is refused after some megabytes."""
+    assert (commit_endpoints.MOST_LINES, commit_endpoints.MOST_WORDS) == (25_000, 32 << 20)
+    monkeypatch.setattr(commit_endpoints, "MOST_LINES", 2_500)
+    monkeypatch.setattr(commit_endpoints, "MOST_WORDS", 3 << 20)
     lines, sizes = CommitLines(blobs, 1 << 30), []
     piece = line * max(1, (256 << 10) // len(line))
 
     def feed_all():
-        for _ in range(200):
+        for _ in range(20):
             sizes.append(len(piece))
             lines.feed(piece)
 
@@ -136,7 +140,7 @@ def test_endless_lines_are_refused_soon(blobs, line, most):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(sizes) <= most
-    assert peak < 48 << 20
+    assert peak < 8 << 20
 
 
 def test_many_removed_folders_take_no_time_of_other_writers():

@@ -86,6 +86,8 @@ CHANGES = {
 @pytest.mark.parametrize("way", ["commit", "branch of a commit", "move"])
 def test_all_that_is_loaded_is_signed(new_hub, signed, made, key, way):
     for number, (change, (files, deleted)) in enumerate(CHANGES.items()):
+        if way != "commit" and number not in (0, 4, 7):
+            continue
         if way == "commit":
             answer = commit(signed, "acme/signed", files, deleted=deleted)
         else:

@@ -62,23 +62,18 @@ def test_nothing_is_lost_to_a_collection_while_others_push(new_hub, ada):
     assert verify_hub(new_hub.hub) == []
 
 
-def test_a_flipped_bit_is_found(new_hub, ada):
-    create(ada, "acme/x")
-    commit(ada, "acme/x", {"a.md": b"some text", "b.md": b"more"})
-    first, second = digest(b"some text"), digest(b"more")
-    new_hub.overwrite(first, b"some tex\xf4")
-    new_hub.hub.blobs.remove(second)
-    changed, missing = sorted(verify_hub(new_hub.hub), key=lambda each: "missing" in each)
-    assert changed == f"blobs/{first}: its bytes have changed (of acme/x)"
-    assert missing == f"blobs/{second}: missing (of acme/x)"
-
-
-def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path):
+def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path, monkeypatch):
     target, again = tmp_path / "backup", tmp_path / "again"
     create(ada, "acme/x")
     commit(ada, "acme/x", {"a.md": b"a"})
     assert backup_hub(new_hub.hub.place, target) == 2
     commit(ada, "acme/x", {"b.md": b"b"})
+    with monkeypatch.context() as patch:  # an interrupted one leaves the old one
+        patch.setattr(backups, "_copy_blob", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            backup_hub(new_hub.hub.place, target)
+    with open_hub(target) as hub:
+        assert verify_hub(hub) == []
     assert backup_hub(new_hub.hub.place, target) == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
@@ -98,20 +93,6 @@ def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path):
         break_it()
         with pytest.raises(FileError, match=words):
             restore_hub(target, tmp_path / f"damaged-{number}")
-
-
-def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, ada, tmp_path, monkeypatch):
-    target = tmp_path / "backup"
-    create(ada, "acme/x")
-    backup_hub(new_hub.hub.place, target)
-    commit(ada, "acme/x", {"b.md": b"b"})
-    with monkeypatch.context() as patch:
-        patch.setattr(backups, "_copy_blob", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            backup_hub(new_hub.hub.place, target)
-    with open_hub(target) as hub:
-        assert verify_hub(hub) == []
-    assert backup_hub(new_hub.hub.place, target) == 1
 
 
 DAMAGE = {"changed": b"some tex\xf4", "shorter": b"some", "empty": b"", "missing": None}
@@ -161,7 +142,9 @@ def test_a_backup_repairs_what_is_damaged(new_hub, ada, tmp_path):
     with open_hub(tmp_path / "backup") as backup:
         problems = verify_hub(new_hub.hub, backup.blobs)  # what the backup does not have
     assert len(problems) == len(new)
-    assert all(any(digest(data) in problem for problem in problems) for data in new.values())
+    for kind, data in zip(DAMAGE, new.values(), strict=True):
+        said = "missing" if kind == "missing" else "its bytes have changed"
+        assert f"blobs/{digest(data)}: {said} (of acme/x)" in problems
     for path, data in kept.items():
         assert ada.get(f"/acme/x/resolve/main/{path}").content == data
 
@@ -301,7 +284,7 @@ def test_an_export_has_everything_however_much_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(registry_hub, "MOST_VERSIONS", 2)
     registry = LocalRegistry(tmp_path / "registry")
     registry.root.mkdir()
-    for seed in range(12):
+    for seed in range(9):
         name = "many" if seed < 5 else f"name-{seed}"
         registry.put(registries.write_sample(tmp_path / f"made-{seed}", seed), Publication(name))
     registry.yank(registry.resolve("name-7"), "every version of it")
@@ -319,7 +302,7 @@ def test_an_export_has_everything_however_much_there_is(tmp_path, monkeypatch):
         )
 
     with open_hub(tmp_path / "hub") as hub:
-        assert len(import_registry(hub, str(registry.root), "acme").copied) == 11
+        assert len(import_registry(hub, str(registry.root), "acme").copied) == 8
         assert import_registry(hub, str(registry.root), "acme").copied == []
         with pytest.raises(ConfigError, match="no user or organisation"):
             import_registry(hub, str(registry.root), "nobody")
@@ -335,9 +318,9 @@ def test_an_export_has_everything_however_much_there_is(tmp_path, monkeypatch):
                 return put(self, folder, publication)
 
             patch.setattr(LocalRegistry, "put", fail)
-            assert len(export_registry(hub, str(out), None).refused) == 7
+            assert len(export_registry(hub, str(out), None).refused) == 4
         report = export_registry(hub, str(out), None)
-        assert (len(report.copied), report.unchanged, report.refused) == (7, 4, {})
+        assert (len(report.copied), report.unchanged, report.refused) == (4, 4, {})
         assert rows(out) == rows(registry.root)
         assert LocalRegistry(out).verify() == []
         monkeypatch.setattr(LocalRegistry, "yank", lambda *given: None)

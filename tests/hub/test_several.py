@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,10 +26,8 @@ from tests.kit.real_hub import (
     create,
     digest,
     head,
-    push_during_collections,
     tag,
 )
-from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.apart
 
@@ -127,39 +123,6 @@ def test_downloads_come_from_the_bucket_and_the_token_stays_here(pair):
         assert stranger.get(unsigned.replace("/bucket/", "/other/")).status_code >= 400
         assert stranger.get(f"{server.address}/ada/x/resolve/main/a.md").status_code == 401
     assert client.head("/ada/x/resolve/main/a.md").headers["content-length"] == "9"
-
-
-def test_nothing_is_lost_to_a_collection_in_another_process(made):
-    with real_hub.serving(made.place) as server, made.client(server.address) as client:
-        push_during_collections(made.place, client)
-        assert verify_hub(server.hub) == []
-
-
-@pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")
-def test_a_process_that_is_killed_takes_nothing_along(made):
-    kept = {}
-    with made.started() as (_, stays):
-        for number in range(4):
-            with made.started() as (process, address):
-                threads = [
-                    threading.Thread(
-                        target=made.keep_pushing, args=(address, f"{number}-{n}", kept)
-                    )
-                    for n in range(3)
-                ]
-                for thread in threads:
-                    thread.start()
-                time.sleep(1.5)
-                os.kill(process.pid, signal.SIGKILL)
-                for thread in threads:
-                    thread.join()
-            with made.client(stays) as client:
-                for name, oid in kept.items():
-                    assert client.get(f"/ada/{name}/resolve/{oid}/a.md").text == f"{name}\n"
-                create(client, f"ada/after-{number}")  # no lock was left
-    assert kept
-    with open_hub(made.place) as hub:
-        assert verify_hub(hub) == []
 
 
 def test_a_hub_moves_from_a_folder_to_processes_and_back(tmp_path, new_state):
