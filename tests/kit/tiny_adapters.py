@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,59 +226,37 @@ def loss_and_gradients(adapter: Any, batch: dict[str, Tensor]) -> list[Tensor]:
 
 # The equations of the methods that change a projection, each computed a second time by hand.
 #
-# A row returns W' of W and the tensors of the module: y = W' x + b.
+# A row returns W' of W, the tensors of the module and the options: y = W' x + b.
 
 
-def lora(w, m, **options):
-    return w + options["alpha"] / options["rank"] * m.B @ m.A
+def lora(w, m, rank, alpha):
+    return w + alpha / rank * m.B @ m.A
 
 
-def rslora(w, m, **options):
-    return w + options["alpha"] / options["rank"] ** 0.5 * m.B @ m.A
-
-
-def loha(w, m, **options):
+def loha(w, m, rank, alpha):
     factors = ((m.B1, m.A1), (m.B2, m.A2))
     first, second = (sum(torch.outer(b[:, i], a[i]) for i in range(len(a))) for b, a in factors)
-    return w + options["alpha"] / options["rank"] * first * second
+    return w + alpha / rank * first * second
 
 
-def lokr(w, m, **options):
-    last = m.G if hasattr(m, "G") else m.B @ m.A
-    return w + options["alpha"] / options["rank"] * torch.kron(m.C, last)
-
-
-def hira(w, m, **options):
-    return w * (1 + m.B @ m.A)
-
-
-def miss(w, m, **options):
-    columns = [m.D[:, i % options["rank"]] for i in range(w.shape[1])]
-    return w + torch.stack(columns, 1)
-
-
-def shira(w, m, **options):
+def shira(w, m, rank):
     changed = w.clone()
     for place, value in zip(m.S.places.tolist(), m.S.values.tolist(), strict=True):
         changed[place // w.shape[1], place % w.shape[1]] += value
     return changed
 
 
-def gralora(w, m, **options):
-    k, rank = options["pieces"], options["rank"]
-    changed, part = w.clone(), rank // k
-    rows, columns = w.shape[0] // k, w.shape[1] // k
-    scale = options["alpha"] / (rank + options["hybrid"])
-    for j in range(k):
-        for n in range(k):
-            b = m.B[j][:, n * part : (n + 1) * part]
-            a = m.A[n][j * part : (j + 1) * part]
-            block = slice(j * rows, (j + 1) * rows), slice(n * columns, (n + 1) * columns)
-            changed[block] += scale * b @ a
+def gralora(w, m, rank, alpha, pieces, hybrid):
+    changed, part, scale = w.clone(), rank // pieces, alpha / (rank + hybrid)
+    rows, columns = w.shape[0] // pieces, w.shape[1] // pieces
+    for j, n in product(range(pieces), repeat=2):
+        b, a = m.B[j][:, n * part : (n + 1) * part], m.A[n][j * part : (j + 1) * part]
+        block = slice(j * rows, (j + 1) * rows), slice(n * columns, (n + 1) * columns)
+        changed[block] += scale * b @ a
     return changed + scale * m.B0 @ m.A0
 
 
-def delora(w, m, **options):
+def delora(w, m, rank, strength):
     changed = w.clone()
     for a, b in zip(m.A, m.B.T, strict=True):
         changed += m.strength / len(m.A) * torch.outer(b / b.norm(), a / a.norm()) * m.norms
@@ -293,18 +272,13 @@ def rotation_of(upper, size):
     return (eye + q) @ torch.linalg.inv(eye - q)
 
 
-def best_of_rank(w, rank):
-    u, s, vh = torch.linalg.svd(w)
-    return u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]
-
-
-def oft(w, m, **options):
+def oft(w, m, block, terms):
     rotation = torch.block_diag(*(rotation_of(upper, m.block) for upper in m.Q))
     assert torch.allclose(rotation @ rotation.T, torch.eye(len(rotation)), atol=1e-5)
     return w @ rotation.T
 
 
-def boft(w, m, **options):
+def boft(w, m, block, factors):
     size, columns = m.block, w.shape[1]
     rotation = torch.eye(columns)
     for factor, blocks in enumerate(m.Q):
@@ -325,47 +299,28 @@ def boft(w, m, **options):
     return torch.diag(m.s) @ w @ rotation.T
 
 
-def hra(w, m, **options):
+def hra(w, m, rank):
     for u in m.U:
         w = w @ (torch.eye(len(u)) - 2 * torch.outer(u, u) / u.dot(u))
     return w
 
 
-def road(w, m, **options):
-    angle, scale = m.angle[:, 0, 0], m.scale[:, 0, 0]
-    groups = w.view(len(angle), 2, -1, w.shape[1])
-    turned = torch.empty_like(groups)
-    for g in range(len(angle)):
-        for i in range(groups.shape[2]):
-            c, s = math.cos(angle[g, i]), math.sin(angle[g, i])
-            one, other = groups[g, 0, i], groups[g, 1, i]
-            turned[g, 0, i] = scale[g, i] * (c * one - s * other)
-            turned[g, 1, i] = scale[g, i] * (s * one + c * other)
-    return turned.view_as(w)
+def road(w, m, group=8):
+    one, other = w.view(len(m.angle), 2, -1, w.shape[1]).unbind(1)
+    angle, scale = m.angle[:, 0, 0, :, None], m.scale[:, 0, 0, :, None]
+    c, s = scale * angle.cos(), scale * angle.sin()
+    return torch.stack([c * one - s * other, s * one + c * other], 1).view_as(w)
 
 
-def ssf(w, m, **options):
-    return torch.diag(m.scale) @ w
-
-
-def beft(w, m, **options):
-    return w
-
-
-def vera(w, m, **options):
-    fixed = m.fixed
-    return w + torch.diag(m.b) @ fixed.B @ torch.diag(m.d) @ fixed.A
-
-
-def randlora(w, m, **options):
-    rank, (n, small) = options["rank"], m.g.shape
+def randlora(w, m, rank, alpha):
+    n, small = m.g.shape
     rows = [m.l[i, j] * m.g[j] * m.fixed.A[i, :small] for i in range(rank) for j in range(n)]
     columns = [m.fixed.B[: max(w.shape), p, q] for p in range(n) for q in range(rank)]
     delta = sum(torch.outer(b, a) for b, a in zip(columns, rows, strict=True))
-    return w + options["alpha"] / rank * (delta if w.shape[1] <= w.shape[0] else delta.T)
+    return w + alpha / rank * (delta if w.shape[1] <= w.shape[0] else delta.T)
 
 
-def fourierft(w, m, **options):
+def fourierft(w, m, coefficients, scale):
     rows, columns = w.shape
     u, v = torch.arange(rows), torch.arange(columns)
     changed = w.clone()
@@ -373,59 +328,51 @@ def fourierft(w, m, **options):
         phase = torch.outer(u * (place // columns) / rows, torch.ones(columns))
         phase = phase + v * (place % columns) / columns
         waves = torch.exp(2 * cmath.pi * 1j * phase.to(torch.complex64)).real
-        changed += options["scale"] * value * waves / (rows * columns)
+        changed += scale * value * waves / (rows * columns)
     return changed
 
 
-def waveft(w, m, **options):
+def waveft(w, m, coefficients, scale):
     matrix = torch.zeros_like(w).flatten()
     matrix[m.E.places] = m.E.values
     matrix, changed = matrix.view_as(w), torch.zeros_like(w)
     rows, columns = w.shape[0] // 2, w.shape[1] // 2
-    for i in range(w.shape[0]):
-        for j in range(w.shape[1]):
-            a, b = i // 2, j // 2
-            up, left = (-1) ** (i % 2), (-1) ** (j % 2)
-            total = matrix[a, b] + up * matrix[a, columns + b] + left * matrix[rows + a, b]
-            changed[i, j] = (total + up * left * matrix[rows + a, columns + b]) / 2
-    return w + options["scale"] * changed
+    for i, j in product(*map(range, w.shape)):
+        a, b, up, left = i // 2, j // 2, (-1) ** (i % 2), (-1) ** (j % 2)
+        total = matrix[a, b] + up * matrix[a, columns + b] + left * matrix[rows + a, b]
+        changed[i, j] = (total + up * left * matrix[rows + a, columns + b]) / 2
+    return w + scale * changed
 
 
-def c3a(w, m, **options):
+def c3a(w, m, block):
     changed, size = w.clone(), m.k.shape[-1]
-    for i in range(w.shape[0]):
-        for j in range(w.shape[1]):
-            kernel = m.k[i // size, j // size]
-            changed[i, j] += kernel[(j - i) % size] / w.shape[1]
+    for i, j in product(*map(range, w.shape)):
+        changed[i, j] += m.k[i // size, j // size][(j - i) % size] / w.shape[1]
     return changed
 
 
-def lora_xs(w, m, **options):
-    best = best_of_rank(w, options["rank"])
+def best_of_rank(w, m, rank):
+    """Return the components that a module has kept, after a look whether they are the largest."""
+    u, s, vh = torch.linalg.svd(w)
+    best = u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]
     torch.testing.assert_close(m.B0 @ m.A0, best, atol=1e-4, rtol=1e-4)
-    return w + m.B0 @ m.R @ m.A0
+    return m.B0, m.A0
 
 
-def tinylora(w, m, **options):
-    core = sum(v * p for v, p in zip(m.numbers.v, m.P, strict=True))
-    return w + m.B0 @ core @ m.A0
+def lora_xs(w, m, rank):
+    b, a = best_of_rank(w, m, rank)
+    return w + b @ m.R @ a
 
 
-def adalora(w, m, **options):
-    scale = options["alpha"] / (options["rank"] + 1e-5)
-    return w + scale * m.B @ torch.diag(m.E) @ m.A
-
-
-def psoft(w, m, **options):
+def psoft(w, m, rank):
+    b, a = best_of_rank(w, m, rank)
     rotation = torch.diag(m.b) @ rotation_of(m.Q, len(m.a)) @ torch.diag(m.a)
-    best = best_of_rank(w, options["rank"])
-    torch.testing.assert_close(m.B0 @ m.A0, best, atol=1e-4, rtol=1e-4)
-    return w + m.B0 @ (rotation - torch.eye(len(m.a))) @ m.A0
+    return w + b @ (rotation - torch.eye(len(m.a))) @ a
 
 
-def svft(w, m, **options):
+def svft(w, m, band):
     middle = torch.zeros(len(m.A0), len(m.A0))
-    places = [(i, j) for i in range(len(middle)) for j in range(len(middle)) if abs(i - j) <= 1]
+    places = [(i, j) for i, j in product(range(len(middle)), repeat=2) if abs(i - j) <= band]
     for value, place in zip(m.M, places, strict=True):
         middle[place] = value
     _, s, _ = torch.linalg.svd(w)
@@ -433,89 +380,82 @@ def svft(w, m, **options):
     return w + m.B0 @ middle @ m.A0
 
 
-def osf(w, m, **options):
+def without_smallest(w, count):
     u, s, vh = torch.linalg.svd(w, full_matrices=False)
-    s[-len(m.S) :] = 0
-    return u @ torch.diag(s) @ vh + m.U @ torch.diag(m.S) @ m.V
+    s[-count:] = 0
+    return u @ torch.diag(s) @ vh
 
 
-def deft(w, m, **options):
+def deft(w, m, rank, alpha, basis):
     q = torch.linalg.qr(m.P).Q
-    return w - q @ q.T @ w + options["alpha"] / options["rank"] * q @ m.R
+    return w - q @ q.T @ w + alpha / rank * q @ m.R
 
 
-def peanut(w, m, **options):
+def peanut(w, m, rank, depth, scale):
     hidden = first = torch.relu(w.T @ m.A.T)
     hidden = torch.relu(hidden @ m.E[0].T)
     hidden = torch.relu(hidden @ m.D[0].T) + first
-    return w + options["scale"] * (hidden @ m.B.T).T
+    return w + scale * (hidden @ m.B.T).T
 
 
-def glora(w, m, **options):
-    a, b = (part.left @ part.right for part in (m.A, m.B))
-    return w + w * a + b
-
-
-def bdlora(w, m, **options):
+def bdlora(w, m, rank, alpha, rows):
     blocks = [b @ a for b, a in zip(m.B.chunk(2), m.A.chunk(2), strict=True)]
-    return w + options["alpha"] / options["rank"] * torch.cat(blocks)
+    return w + alpha / rank * torch.cat(blocks)
 
 
-def mica(w, m, **options):
+def mica(w, m, rank, alpha):
     u, _, _ = torch.linalg.svd(w, full_matrices=False)
-    overlap = (u[:, -options["rank"] :].T @ m.B).abs().diagonal()
-    torch.testing.assert_close(overlap, torch.ones(options["rank"]), atol=1e-3, rtol=0)
-    return w + options["alpha"] / options["rank"] * m.B @ m.A
+    overlap = (u[:, -rank:].T @ m.B).abs().diagonal()
+    torch.testing.assert_close(overlap, torch.ones(rank), atol=1e-3, rtol=0)
+    return w + alpha / rank * m.B @ m.A
 
 
-def olora(w, m, **options):
+def olora(w, m, rank, alpha):
     q, r = torch.linalg.qr(w)
-    torch.testing.assert_close(m.B0 @ m.A0, q[:, :3] @ r[:3], atol=1e-5, rtol=1e-5)
-    return w + options["alpha"] / options["rank"] * (m.B @ m.A - m.B0 @ m.A0)
+    torch.testing.assert_close(m.B0 @ m.A0, q[:, :rank] @ r[:rank], atol=1e-5, rtol=1e-5)
+    return w + alpha / rank * (m.B @ m.A - m.B0 @ m.A0)
 
 
-def kasa(w, m, **options):
-    u, s, vh = torch.linalg.svd(w, full_matrices=False)
-    s[-options["rank"] :] = 0
-    kept = u @ torch.diag(s) @ vh
-    return kept + options["alpha"] / options["rank"] * m.B @ torch.diag(m.E) @ m.A
-
-
-def vblora(w, m, **options):
-    def block(logits):
-        best = sorted(range(len(logits)), key=lambda i: -logits[i])[: options["top"]]
+def vblora(w, m, rank, vectors, block, top):
+    def mixed(logits):
+        best = sorted(range(len(logits)), key=lambda i: -logits[i])[:top]
         weights = [math.exp(logits[i]) for i in best]
         return sum(e / sum(weights) * m.bank.v[i] for e, i in zip(weights, best, strict=True))
 
-    a = torch.stack([torch.cat([block(each) for each in row]) for row in m.A])
-    columns = [torch.cat([block(m.B[i, j]) for i in range(len(m.B))]) for j in range(len(a))]
+    a = torch.stack([torch.cat([mixed(each) for each in row]) for row in m.A])
+    columns = [torch.cat([mixed(m.B[i, j]) for i in range(len(m.B))]) for j in range(len(a))]
     return w + torch.stack(columns, 1) @ a
 
 
-def unilora(w, m, **options):
-    places, rank = m.places.tolist(), options["rank"]
+def unilora(w, m, rank, numbers):
+    places = m.places.tolist()
     taken = torch.stack([m.vector.v[i] / places.count(i) ** 0.5 for i in places])
     a, b = taken[: rank * w.shape[1]], taken[rank * w.shape[1] :]
     return w + b.view(-1, rank) @ a.view(rank, -1)
 
 
-def adamss(w, m, **options):
+def adamss(w, m, rank, clusters, components):
     rows = [m.B[i] @ m.A[c] @ m.V for i, c in enumerate(m.places.tolist())]
-    assert len(set(m.places.tolist())) == options["clusters"]
+    assert len(set(m.places.tolist())) == clusters
     change = torch.stack(rows)
     return w + change[:, : w.shape[1]] if w.ndim > 1 else w + change[:, -1]  # of a bias
 
 
 EQUATIONS = {
     "lora": (lora, {"rank": 3, "alpha": 6.0}),
-    "rslora": (rslora, {"rank": 4, "alpha": 6.0}),
+    "rslora": (lambda w, m, rank, alpha: w + alpha / rank**0.5 * m.B @ m.A,
+               {"rank": 4, "alpha": 6.0}),
     "lora-plus": (lora, {"rank": 3, "alpha": 6.0}),
     "lora-fa": (lora, {"rank": 3, "alpha": 6.0}),
-    "adalora": (adalora, {"rank": 3, "alpha": 6.0, "target": 2}),
+    "adalora": (lambda w, m, rank, alpha, target: (
+        w + alpha / (rank + 1e-5) * m.B @ torch.diag(m.E) @ m.A),
+        {"rank": 3, "alpha": 6.0, "target": 2}),
     "loha": (loha, {"rank": 3, "alpha": 6.0}),
-    "lokr": (lokr, {"rank": 2, "alpha": 3.0, "factor": 4}),
-    "hira": (hira, {"rank": 3}),
-    "miss": (miss, {"rank": 5}),
+    "lokr": (lambda w, m, rank, alpha, factor: (
+        w + alpha / rank * torch.kron(m.C, m.G if hasattr(m, "G") else m.B @ m.A)),
+        {"rank": 2, "alpha": 3.0, "factor": 4}),
+    "hira": (lambda w, m, rank: w * (1 + m.B @ m.A), {"rank": 3}),
+    "miss": (lambda w, m, rank: w + m.D[:, [i % rank for i in range(w.shape[1])]], {"rank": 5}),
     "shira": (shira, {"rank": 2}),
     "gralora": (gralora, {"rank": 4, "alpha": 3.0, "pieces": 4, "hybrid": 2}),
     "delora": (delora, {"rank": 3, "strength": 4.0}),
@@ -523,26 +463,33 @@ EQUATIONS = {
     "boft": (boft, {"block": 8, "factors": 2}),
     "hra": (hra, {"rank": 4}),
     "road": (road, {"group": 8}),
-    "ssf": (ssf, {}),
-    "vera": (vera, {"rank": 6}),
+    "ssf": (lambda w, m: torch.diag(m.scale) @ w, {}),
+    "vera": (lambda w, m, rank: (
+        w + torch.diag(m.b) @ m.fixed.B @ torch.diag(m.d) @ m.fixed.A), {"rank": 6}),
     "randlora": (randlora, {"rank": 5, "alpha": 2.0}),
     "fourierft": (fourierft, {"coefficients": 9, "scale": 40.0}),
     "waveft": (waveft, {"coefficients": 50, "scale": 3.0}),
     "c3a": (c3a, {"block": 8}),
     "lora-xs": (lora_xs, {"rank": 4}),
-    "tinylora": (tinylora, {"rank": 3, "numbers": 5}),
+    "tinylora": (lambda w, m, rank, numbers: (
+        w + m.B0 @ sum(v * p for v, p in zip(m.numbers.v, m.P, strict=True)) @ m.A0),
+        {"rank": 3, "numbers": 5}),
     "psoft": (psoft, {"rank": 4}),
     "svft": (svft, {"band": 1}),
-    "beft": (beft, {}),
-    "osf": (osf, {"kept": 0.75}),
+    "beft": (lambda w, m: w, {}),
+    "osf": (lambda w, m, kept: (
+        without_smallest(w, len(m.S)) + m.U @ torch.diag(m.S) @ m.V), {"kept": 0.75}),
     "deft": (deft, {"rank": 3, "alpha": 6.0, "basis": "qr"}),
     "peanut": (peanut, {"rank": 5, "depth": 1, "scale": 2.0}),
-    "glora": (glora, {"rank": 3}),
+    "glora": (lambda w, m, rank: w + w * (m.A.left @ m.A.right) + m.B.left @ m.B.right,
+              {"rank": 3}),
     "bdlora": (bdlora, {"rank": 4, "alpha": 6.0, "rows": []}),
     "mica": (mica, {"rank": 3, "alpha": 6.0}),
     "olora": (olora, {"rank": 3, "alpha": 6.0}),
-    "kasa": (kasa, {"rank": 3, "alpha": 6.0}),
+    "kasa": (lambda w, m, rank, alpha: (
+        without_smallest(w, rank) + alpha / rank * m.B @ torch.diag(m.E) @ m.A),
+        {"rank": 3, "alpha": 6.0}),
     "vblora": (vblora, {"rank": 2, "vectors": 6, "block": 8, "top": 3}),
     "unilora": (unilora, {"rank": 2, "numbers": 40}),
     "adamss": (adamss, {"rank": 2, "clusters": 3, "components": 9}),
-}
+}  # fmt: skip
