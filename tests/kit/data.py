@@ -203,6 +203,8 @@ TOPICS = {
     "delivery": ("the parcel of {} has not arrived", "the courier left the box of {} outside"),
 }
 WHEN = ("March", "April", "May", "June", "July", "August", "today", "last week", "Tuesday", "2021")
+CLASSES = ("access", "billing", "delivery")
+TEXT = {"text": "text", "label": "label"}
 
 
 def tickets(names: Iterable[str] = TOPICS) -> list[tuple[str, str]]:
@@ -221,29 +223,25 @@ class OddFile(NamedTuple):
     """A file, and what is right for it."""
 
     name: str
-    write: Callable[[Path], None]
-    task: str = ""
-    columns: Mapping[str, Any] = MappingProxyType({})
-    labels: tuple[str, ...] = ()
+    write: Callable[[Path], object]
+    columns: Mapping[str, Any] = MappingProxyType(TEXT)
+    labels: tuple[str, ...] = CLASSES
+    task: str = "classification"
     said: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
 
-def lines(path: Path, rows: Iterable[Iterable[object]], sep: str = ",", **form: Any) -> None:
-    text = "\n".join(sep.join(map(str, row)) for row in rows) + "\n"
-    path.write_text(text, **{"encoding": "utf-8", **form})
-
-
-def jsonl(path: Path, rows: Iterable[Any]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-
-
-def table(*header: str, sep: str = ",", names: Iterable[str] = TOPICS, **form: Any) -> Any:
-    return lambda path: lines(path, [header, *tickets(names)], sep, **form)
+def table(header: str, row: Any = lambda n, t, c: (t, c), sep: str = ",",
+          names: Iterable[str] = TOPICS, **form: Any) -> Any:  # fmt: skip
+    """Return what writes a row for the number, the text and the class of each ticket."""
+    rows = [header.split()] * bool(header)
+    rows += [row(n, *ticket) for n, ticket in enumerate(tickets(names))]
+    text = "".join(f"{sep.join(map(str, each))}\n" for each in rows)
+    return lambda path: path.write_text(text, **{"encoding": "utf-8", **form})
 
 
 def records(row: Callable[[str, str], Any]) -> Any:
-    return lambda path: jsonl(path, [row(*ticket) for ticket in tickets()])
+    return lambda path: write_json_lines(path, [row(*ticket) for ticket in tickets()])
 
 
 def one_json(content: Callable[[list[dict[str, str]]], Any]) -> Any:
@@ -251,45 +249,36 @@ def one_json(content: Callable[[list[dict[str, str]]], Any]) -> Any:
     return lambda path: path.write_text(json.dumps(content(rows)), encoding="utf-8")
 
 
-def _one_hot(path: Path) -> None:
-    rows = [(text, int(t == "billing"), int(t == "access"), int("box" in text or "2021" in text))
-            for text, t in tickets()]  # fmt: skip
-    lines(path, [("comment", "money", "login", "urgent"), *rows])
+def frame(row: Callable[[int, str, str], dict[str, Any]], write: str, **form: Any) -> Any:
+    """Return what calls a method of a data frame that has a row of each ticket."""
+
+    def written(path: Path) -> None:
+        import pandas as pd
+
+        rows = pd.DataFrame([row(n, *ticket) for n, ticket in enumerate(tickets())])
+        getattr(rows, write)(path, **form)
+
+    return written
 
 
-def _hot(*names: str, states: tuple[str, str] = ("0", "1"), sep: str = ",", **others: str) -> Any:
-    """Three columns of two states, one with empty cells; `others` have one value each."""
-    rows = [
-        (text, *others.values(), states[t == "billing"], states["box" in text],
-         states["2021" in text] if number % 5 else "")
-        for number, (text, t) in enumerate(tickets())
-    ]  # fmt: skip
-    return lambda path: lines(path, [("comment", *others, *names), *rows], sep)
+def hot(states: Any, *others: str) -> Any:
+    """Three columns of two states, one with empty cells; others have one value each."""
+    state = states.__getitem__
+    return lambda n, t, c: (
+        t, *others, state(c == "billing"), state("box" in t), state("2021" in t) if n % 5 else "",
+    )  # fmt: skip
 
 
 def _genres(sep: str) -> Any:
-    rows = [(text, sep.join([topic, *["drama"] * (n % 3 == 0), *["war"] * (n % 4 == 0)]))
-            for n, (text, topic) in enumerate(tickets())]  # fmt: skip
-    return lambda path: lines(path, [("plot", "genre"), *rows], "\t")
+    return lambda n, t, c: (t, sep.join([c, *["drama"] * (n % 3 == 0), *["war"] * (n % 4 == 0)]))
 
 
-def _beside(path: Path) -> None:
-    rows = [(t, c, n % 2, int(n % 3 == 0)) for n, (t, c) in enumerate(tickets())]
-    lines(path, [("text", "category", "is_reply", "verified"), *rows])
+def _urgent(sep: str) -> Any:
+    return lambda n, t, c: (t, sep.join([c, *["urgent"] * ("2021" in t)]))
 
 
-def _spaced(path: Path) -> None:
-    rows = [(t, c.replace("ll", " " * (2 + n % 4) + "l")) for n, (t, c) in enumerate(tickets())]
-    lines(path, [("text", "label"), *rows])
-
-
-def _struct(path: Path) -> None:
-    import pyarrow
-    from pyarrow.parquet import write_table
-
-    docs = [{"id": n, "content": {"text": text}} for n, (text, _) in enumerate(tickets())]
-    kinds = [topic for _, topic in tickets()]
-    write_table(pyarrow.table({"doc": docs, "kind": kinds}), path)
+def _tags(text: str) -> list[tuple[str, str]]:
+    return [(word, "B-TIME" if word in WHEN else "O") for word in text.split()]
 
 
 def _sheets(path: Path) -> None:
@@ -306,77 +295,15 @@ def _sheets(path: Path) -> None:
     book.save(path)
 
 
-def _joined(sep: str) -> Any:
-    rows = [(text, sep.join([topic, *["urgent"] * ("2021" in text)])) for text, topic in tickets()]
-    return lambda path: lines(path, [("text", "tags"), *rows], "\t")
-
-
-def _cased(path: Path) -> None:
-    rows = [(text, topic.title() if number % 7 == 0 else topic)
-            for number, (text, topic) in enumerate(tickets())]  # fmt: skip
-    lines(path, [("text", "label"), *rows])
-
-
-def _floats(path: Path) -> None:
-    lines(path, [("text", "label"), *((t, float(c == "billing")) for t, c in tickets())])
-
-
-def _numbered(path: Path) -> None:
-    rows = [(1000 + n, text, topic) for n, (text, topic) in enumerate(tickets())]
-    lines(path, [("ticket_id", "text", "label"), *rows])
-
-
-def _only_ids(path: Path) -> None:
-    lines(path, [("id", "note"), *((1000 + n, text) for n, (text, _) in enumerate(tickets()))])
-
-
-def _quoted_lines(path: Path) -> None:
-    rows = [f'"Hello,\nI say ""{text}"".\n",{topic}' for text, topic in tickets()]
-    path.write_text("text,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
-
-
-def _marked(path: Path) -> None:
-    path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(
-        [b"text,label", *(f"{t},{c}".encode() for t, c in tickets())]))  # fmt: skip
-
-
-def _chat(text: str, topic: str) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": topic}]
-    }
-
-
-def _share(text: str, topic: str) -> dict[str, Any]:
-    return {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": topic}]}
-
-
-def _tagged(text: str, topic: str) -> dict[str, Any]:
-    words = text.split()
-    return {"tokens": words, "ner_tags": ["B-TIME" if w in WHEN else "O" for w in words]}
-
-
-def _conll(path: Path) -> None:
-    sentences = ["\n".join(f"{w}\t{'B-TIME' if w in WHEN else 'O'}" for w in text.split())
-                 for text, _ in tickets()]  # fmt: skip
-    path.write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
+def _paragraph(text: str, topic: str) -> dict[str, Any]:
+    answer = {"text": topic, "answer_start": 0}
+    asked = {"id": text, "question": "What is it about?", "answers": [answer]}
+    return {"context": f"{topic}: {text}", "qas": [asked]}
 
 
 def _squad(path: Path) -> None:
-    paragraphs = []
-    for number, (text, topic) in enumerate(tickets()):
-        answer = {"text": topic, "answer_start": 0}
-        asked = {"id": str(number), "question": "What is it about?", "answers": [answer]}
-        paragraphs.append({"context": f"{topic}: {text}", "qas": [asked]})
+    paragraphs = [_paragraph(*ticket) for ticket in tickets()]
     path.write_text(json.dumps({"data": [{"title": "x", "paragraphs": paragraphs}]}))
-
-
-def _excel(path: Path) -> None:
-    import openpyxl
-
-    book = openpyxl.Workbook()
-    for row in [("Subject", "Category"), *tickets()]:
-        book.active.append(row)
-    book.save(path)
 
 
 def _features() -> Any:
@@ -386,14 +313,6 @@ def _features() -> Any:
     rows = {"text": [t for t, _ in tickets()], "label": [names.index(c) for _, c in tickets()]}
     kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
     return datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
-
-
-def _saved(path: Path) -> None:
-    _features().save_to_disk(str(path))
-
-
-def _parquet(path: Path) -> None:
-    _features().to_parquet(str(path))
 
 
 def _folders(path: Path) -> None:
@@ -407,88 +326,90 @@ def _zipped(path: Path) -> None:
         file.writestr("a.csv", "text,label\n" + "\n".join(",".join(row) for row in tickets()))
 
 
-CLASSES = ("access", "billing", "delivery")
-TEXT = {"text": "text", "label": "label"}
 ODD_FILES = (
-    OddFile("plain.csv", table("text", "label"), "classification", TEXT, CLASSES),
-    OddFile("betreff.csv", table(["Betreff", "Beschreibung"][0], "Kategorie", sep=";",
-            names=("Prüfung", "Zugang", "Lieferung"), encoding="cp1252"), "classification",
-            {"text": "Betreff", "label": "Kategorie"}, ("Lieferung", "Prüfung", "Zugang")),
-    OddFile("noheader.tsv", lambda p: lines(p, ((c, t) for t, c in tickets()), "\t"),
-            "classification", {"text": "1", "label": "0"}, CLASSES),
-    OddFile("utf16.tsv", table("text", "label", sep="\t", encoding="utf-16"), "classification",
-            TEXT, CLASSES),
-    OddFile("marked.csv", _marked, "classification", TEXT, CLASSES),
-    OddFile("pipes.txt", table("text", "label", sep="|"), "classification", TEXT, CLASSES),
-    OddFile("quoted.csv", _quoted_lines, "classification", TEXT, CLASSES),
-    OddFile("upper.CSV", table("TEXT", "LABEL"), "classification",
-            {"text": "TEXT", "label": "LABEL"}, CLASSES),
-    OddFile("numbered.csv", _numbered, "classification", TEXT, CLASSES),
-    OddFile("rows.jsonl", records(lambda t, c: {"review": t, "sentiment": c}), "classification",
-            {"text": "review", "label": "sentiment"}, CLASSES),
-    OddFile("rows.json", one_json(lambda rows: rows), "classification", TEXT, CLASSES),
-    OddFile("within.json", one_json(lambda rows: {"version": 1, "data": rows}), "classification",
-            TEXT, CLASSES),
+    OddFile("plain.csv", table("text label")),
+    OddFile("betreff.csv", table("Betreff Kategorie", sep=";", encoding="cp1252",
+            names=("Prüfung", "Zugang", "Lieferung")), {"text": "Betreff", "label": "Kategorie"},
+            ("Lieferung", "Prüfung", "Zugang")),
+    OddFile("noheader.tsv", table("", lambda n, t, c: (c, t), "\t"), {"text": "1", "label": "0"}),
+    OddFile("utf16.tsv", table("text label", sep="\t", encoding="utf-16")),
+    OddFile("marked.csv", table("text label", encoding="utf-8-sig", newline="\r\n")),
+    OddFile("pipes.txt", table("text label", sep="|")),
+    OddFile("quoted.csv", table("text label",
+            lambda n, t, c: (f'"Hello,\nI say ""{t}"".\n"', c))),
+    OddFile("upper.CSV", table("TEXT LABEL"), {"text": "TEXT", "label": "LABEL"}),
+    OddFile("numbered.csv", table("ticket_id text label", lambda n, t, c: (1000 + n, t, c))),
+    OddFile("rows.jsonl", records(lambda t, c: {"review": t, "sentiment": c}),
+            {"text": "review", "label": "sentiment"}),
+    OddFile("rows.json", one_json(lambda rows: rows)),
+    OddFile("within.json", one_json(lambda rows: {"version": 1, "data": rows})),
     OddFile("nested.jsonl", records(lambda t, c: {"doc": {"content": {"text": t}, "kind": c}}),
-            "classification", {"text": "doc.content.text", "label": "doc.kind"}, CLASSES),
-    OddFile("numbers.csv", table("text", "label", names=("0", "1", "2")), "classification", TEXT,
-            ("0", "1", "2")),
-    OddFile("floats.csv", _floats, "classification", TEXT, ("0", "1")),
-    OddFile("norway.csv", table("text", "label", names=("NO", "yes")), "classification", TEXT,
-            ("NO", "yes")),
-    OddFile("cased.csv", _cased, "classification", TEXT, said=("data.ignore_case=true",)),
-    OddFile("book.xlsx", _excel, "classification", {"text": "Subject", "label": "Category"},
-            CLASSES),
-    OddFile("saved", _saved, "classification", TEXT, CLASSES),
-    OddFile("named.parquet", _parquet, "classification", TEXT, CLASSES),
-    OddFile("folders", _folders, "classification", {}, CLASSES),
+            {"text": "doc.content.text", "label": "doc.kind"}),
+    OddFile("numbers.csv", table("text label", names="012"), labels=("0", "1", "2")),
+    OddFile("floats.csv", table("text label", lambda n, t, c: (t, float(c == "billing"))),
+            labels=("0", "1")),
+    OddFile("norway.csv", table("text label", names=("NO", "yes")), labels=("NO", "yes")),
+    OddFile("cased.csv", table("text label", lambda n, t, c: (t, c if n % 7 else c.title())),
+            labels=(), said=("data.ignore_case=true",)),
+    OddFile("book.xlsx", frame(lambda n, t, c: {"Subject": t, "Category": c}, "to_excel",
+            index=False), {"text": "Subject", "label": "Category"}),
+    OddFile("saved", lambda path: _features().save_to_disk(str(path))),
+    OddFile("named.parquet", lambda path: _features().to_parquet(str(path))),
+    OddFile("folders", _folders, {}),
     OddFile("pairs.jsonl", records(lambda t, c: {"premise": t, "hypothesis": c + " is meant, it "
-            "seems to me", "label": c}), "classification",
-            {"text": "premise", "pair": "hypothesis", "label": "label"}, CLASSES),
-    OddFile("onehot.csv", _one_hot, "multi-label", {"text": "comment"},
-            ("login", "money", "urgent")),
-    OddFile("toxic.csv", _hot("toxic", "insult", "threat"), "multi-label",
-            {"text": "comment", "label": "toxic,insult,threat"}, ("insult", "threat", "toxic")),
-    OddFile("spam.csv", _hot("Spam", "Hate", "Y", states=("no", "Yes"), sep=";", id="7", lang="en"),
-            "multi-label", {"label": "Spam,Hate,Y"}, ("Hate", "Spam", "Y")),
-    OddFile("truth.csv", _hot("rude", "sentiment", "topic", states=("False", "True")),
-            "multi-label", {"label": "rude,sentiment,topic"}, ("rude", "sentiment", "topic")),
-    OddFile("beside.csv", _beside, "classification", {"text": "text", "label": "category"},
-            CLASSES),
-    OddFile("genre.tsv", _genres("|"), "multi-label", {"text": "plot", "label": "genre"},
-            (*CLASSES, "drama", "war")),
-    OddFile("genres.tsv", _genres(", "), "multi-label", {"text": "plot", "label": "genre"},
-            (*CLASSES, "drama", "war")),
-    OddFile("hotels.tsv", table("text", "category", sep="\t", names=("Hotels, Restaurants",
-            "Banks, Insurance", "Transport")), "classification",
-            {"text": "text", "label": "category"},
+            "seems to me", "label": c}),
+            {"text": "premise", "pair": "hypothesis", "label": "label"}),
+    OddFile("onehot.csv", table("comment money login urgent", lambda n, t, c: (t,
+            *map(int, (c == "billing", c == "access", "box" in t or "2021" in t)))),
+            {"text": "comment"}, ("login", "money", "urgent"), "multi-label"),
+    OddFile("toxic.csv", table("comment toxic insult threat", hot("01")),
+            {"text": "comment", "label": "toxic,insult,threat"}, ("insult", "threat", "toxic"),
+            "multi-label"),
+    OddFile("spam.csv", table("comment id lang Spam Hate Y", hot(("no", "Yes"), "7", "en"), ";"),
+            {"label": "Spam,Hate,Y"}, ("Hate", "Spam", "Y"), "multi-label"),
+    OddFile("truth.csv", table("comment rude sentiment topic", hot(("False", "True"))),
+            {"label": "rude,sentiment,topic"}, ("rude", "sentiment", "topic"), "multi-label"),
+    OddFile("beside.csv", table("text category is_reply verified",
+            lambda n, t, c: (t, c, n % 2, int(n % 3 == 0))), {"text": "text", "label": "category"}),
+    OddFile("genre.tsv", table("plot genre", _genres("|"), "\t"),
+            {"text": "plot", "label": "genre"}, (*CLASSES, "drama", "war"), "multi-label"),
+    OddFile("genres.tsv", table("plot genre", _genres(", "), "\t"),
+            {"text": "plot", "label": "genre"}, (*CLASSES, "drama", "war"), "multi-label"),
+    OddFile("hotels.tsv", table("text category", sep="\t", names=("Hotels, Restaurants",
+            "Banks, Insurance", "Transport")), {"text": "text", "label": "category"},
             ("Banks, Insurance", "Hotels, Restaurants", "Transport")),
-    OddFile("spaced.csv", _spaced, "classification", TEXT, said=("are different labels; correct",)),
-    OddFile("struct.parquet", _struct, "classification",
-            {"text": "doc.content.text", "label": "kind"}, CLASSES),
-    OddFile("sheets.xlsx", _sheets, "classification", {"text": "Text", "label": "Class"}, CLASSES),
-    OddFile("joined.tsv", _joined(";"), "multi-label", {"text": "text", "label": "tags"},
-            (*CLASSES, "urgent")),
-    OddFile("commas.tsv", _joined(","), "multi-label", {"text": "text", "label": "tags"},
-            (*CLASSES, "urgent")),
-    OddFile("chats.jsonl", records(_chat), "causal-lm"),
-    OddFile("share.jsonl", records(_share), "causal-lm"),
-    OddFile("completed.jsonl", records(lambda t, c: {"prompt": t, "completion": c}), "causal-lm"),
+    OddFile("spaced.csv", table("text label", lambda n, t, c: (
+            t, c.replace("ll", " " * (2 + n % 4) + "l"))), labels=(),
+            said=("are different labels; correct",)),
+    OddFile("struct.parquet", frame(lambda n, t, c: {"doc": {"id": n, "content": {"text": t}},
+            "kind": c}, "to_parquet"), {"text": "doc.content.text", "label": "kind"}),
+    OddFile("sheets.xlsx", _sheets, {"text": "Text", "label": "Class"}),
+    OddFile("joined.tsv", table("text tags", _urgent(";"), "\t"),
+            {"text": "text", "label": "tags"}, (*CLASSES, "urgent"), "multi-label"),
+    OddFile("commas.tsv", table("text tags", _urgent(","), "\t"),
+            {"text": "text", "label": "tags"}, (*CLASSES, "urgent"), "multi-label"),
+    OddFile("chats.jsonl", records(lambda t, c: {"messages": [{"role": "user", "content": t},
+            {"role": "assistant", "content": c}]}), {}, (), "causal-lm"),
+    OddFile("share.jsonl", records(lambda t, c: {"conversations": [{"from": "human", "value": t},
+            {"from": "gpt", "value": c}]}), {}, (), "causal-lm"),
+    OddFile("completed.jsonl", records(lambda t, c: {"prompt": t, "completion": c}), {}, (),
+            "causal-lm"),
     OddFile("alpaca.jsonl", records(lambda t, c: {"instruction": "Which kind of ticket?",
-            "input": t, "output": c}), "causal-lm"),
+            "input": t, "output": c}), {}, (), "causal-lm"),
     OddFile("better.jsonl", records(lambda t, c: {"prompt": t, "chosen": c + ", surely",
-            "rejected": "no idea"}), "preference"),
-    OddFile("tokens.jsonl", records(_tagged), "tagging",
-            {"text": "tokens", "label": "ner_tags"}, ("O", "B-TIME", "I-TIME")),
-    OddFile("time.conll", _conll, "tagging", {}, ("O", "B-TIME", "I-TIME")),
-    OddFile("squad.json", _squad, "question-answering"),
-    OddFile("onlyids.csv", _only_ids, refused=("--label", "note")),
-    OddFile("oneclass.csv", lambda p: lines(p, [("text", "label"), *((t, "all")
-            for t, _ in tickets())]), refused=("1 label",)),
-    OddFile("empty.csv", lambda p: p.write_text(""), refused=("empty",)),
+            "rejected": "no idea"}), {}, (), "preference"),
+    OddFile("tokens.jsonl", records(lambda t, c: {"tokens": t.split(),
+            "ner_tags": [tag for _, tag in _tags(t)]}), {"text": "tokens", "label": "ner_tags"},
+            ("O", "B-TIME", "I-TIME"), "tagging"),
+    OddFile("time.conll", table("", lambda n, t, c: map("\t".join, [*_tags(t), ""]), "\n"), {},
+            ("O", "B-TIME", "I-TIME"), "tagging"),
+    OddFile("squad.json", _squad, {}, (), "question-answering"),
+    OddFile("onlyids.csv", table("id note", lambda n, t, c: (1000 + n, t)),
+            refused=("--label", "note")),
+    OddFile("oneclass.csv", table("text label", names=("all",) * 3), refused=("1 label",)),
+    OddFile("empty.csv", Path.touch, refused=("empty",)),
     OddFile("letters.csv", lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0"),
             refused=("letters.csv",)),
     OddFile("packed.zip", _zipped, refused=("unzip",)),
-    OddFile("prose.txt", lambda p: p.write_text("\n".join(t for t, _ in tickets())),
-            refused=("causal-lm(data=text)",)),
+    OddFile("prose.txt", table("", lambda n, t, c: (t,)), refused=("causal-lm(data=text)",)),
 )  # fmt: skip
