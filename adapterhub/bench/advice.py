@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
+from adapterhub.bench.paired import PairedComparison, compare_each, compare_with
 from adapterhub.bench.statistics import (
     FEWEST_SEEDS,
     Estimate,
@@ -36,10 +36,10 @@ def difference_text(pair: PairedComparison) -> str:
 
 
 def numbers_text(pair: PairedComparison) -> str:
-    """Format the difference, its interval and its p-value, corrected for all comparisons."""
+    """Format the difference, its interval and its p-value, corrected for all comparisons alike."""
     parts = [difference_text(pair)]
-    if pair.low is not None and pair.high is not None:
-        low, high = (signed_text(end, pair.points) for end in (pair.low, pair.high))
+    if (interval := pair.corrected_interval) is not None:
+        low, high = (signed_text(end, pair.points) for end in interval)
         parts.append(f"95 % interval {low} to {high}")
     if pair.corrected is not None:
         parts.append(p_text(pair.corrected))
@@ -157,7 +157,7 @@ def recommend(
     if not own or (adapters and not any(r.method in adapters for r in own)):
         return Recommendation(None, None, (_nothing_tested(estimates),))
     untested = [estimates[r.method] for r in study if r not in tested]
-    pairs = _both_ways(compare_all_pairs(own))
+    pairs = compare_each(own)
     best = _best(own)
     able = within_best(own, best, pairs)
     chosen = cheapest([runs for runs in able if not runs.failed] or able, costs)
@@ -196,11 +196,11 @@ def _not_shown(
     if _is_adapter(costs.get(method, Cost())):
         return ""
     doubts = [
-        pair
-        for (adapter, other), pair in pairs.items()
+        pair.mirrored
+        for (other, adapter), pair in pairs.items()
         if other == method
         and _is_adapter(costs.get(adapter, Cost()))
-        and _behind(pair) < -_MARGIN * (1.0 if pair.points > 1 else abs(levels[adapter]))
+        and _behind(pair.mirrored) < -_MARGIN * (1.0 if pair.points > 1 else abs(levels[adapter]))
     ]
     if not doubts:
         return ""
@@ -231,12 +231,11 @@ def within_best(
 
     For such a method, the interval of its difference from the best, for this pair alone, contains
     0. Its mean also lies in the interval of the best over its own seeds: if the seeds of a method
-    differ widely, no test can separate methods. Methods that are worse than any other method are
-    excluded.
+    differ widely, no test can separate methods. Methods are excluded if any other one is better.
     """
     (alone,) = estimate_all([best])
     low, high = alone.low or 0.0, alone.high or 0.0
-    beaten = {pair.method for pair in pairs.values() if pair.verdict == "worse"}
+    beaten = {pair.baseline for pair in pairs.values() if pair.verdict == "better"}
     behind = {
         pair.method
         for (first, _), pair in pairs.items()
@@ -261,10 +260,6 @@ def cheapest(able: Sequence[RepeatedRuns], costs: Mapping[str, Cost]) -> Repeate
 def _best(study: Sequence[RepeatedRuns]) -> RepeatedRuns:
     sign = -1 if study[0].score.lower_is_better else 1
     return max(study, key=lambda runs: sign * float(runs.scores.mean()))
-
-
-def _both_ways(pairs: Sequence[PairedComparison]) -> Pairs:
-    return {(p.baseline, p.method): p for pair in pairs for p in (pair, pair.mirrored)}
 
 
 def _nothing_tested(estimates: Mapping[str, Estimate]) -> str:

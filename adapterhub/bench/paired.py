@@ -44,6 +44,7 @@ class PairedComparison:
         p: the two-sided p-value; None without a test.
         corrected: the p-value corrected for all comparisons.
         comparisons: the number of tests in the correction.
+        divisor: what the level of this test is divided by, for `corrected_interval`.
     """
 
     baseline: str
@@ -61,6 +62,24 @@ class PairedComparison:
     p: float | None = None
     corrected: float | None = None
     comparisons: int = 0
+    divisor: int = 1
+
+    @property
+    def corrected_interval(self) -> tuple[float, float] | None:
+        """The interval that excludes 0 exactly if the corrected p-value is below 5 %.
+
+        Its level is the one at which Holm's method tests this pair (Serlin 1993, Journal
+        of Experimental Education 61(4)). Without a test, it is the interval of this difference
+        alone.
+        """
+        from scipy.special import stdtrit
+
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        if self.corrected is None or self.error is None:
+            return self.low, self.high
+        half = float(stdtrit(self.freedom, 1 - LEVEL / 2 / self.divisor)) * self.error
+        return self.value - half, self.value + half
 
     @property
     def verdict(self) -> Verdict:
@@ -124,28 +143,48 @@ def compare_with(baseline: RepeatedRuns, others: Sequence[RepeatedRuns]) -> list
     return _corrected([_difference(baseline, other, spreads) for other in others])
 
 
-def compare_all_pairs(study: Sequence[RepeatedRuns]) -> list[PairedComparison]:
-    """Compare every two methods, corrected for the number of pairs.
+def compare_each(study: Sequence[RepeatedRuns]) -> dict[tuple[str, str], PairedComparison]:
+    """Compare each method with all others, by the names of baseline and method.
 
-    The best method is chosen by the same test rows and seeds, so comparisons with it are also
-    corrected for all pairs: among equal methods, the best and the worst differ by more than two
-    methods that were chosen beforehand (Tukey 1949).
+    Each method is a baseline once, and its comparisons are corrected for their number. Whichever
+    method is truly the best, the probability that another one is called better is thus at most the
+    level, although the best mean is chosen by the same rows and seeds (Hsu 1984, Annals of
+    Statistics 12(3)). A correction for all pairs would answer which of any two methods differ, a
+    question that no recommendation asks.
 
     Raises:
         ConfigError: they were scored differently, or on different rows.
     """
     check_study(study)
     spreads = seed_spreads(study)
-    return _corrected([_difference(*pair, spreads) for pair in combinations(study, 2)])
+    once = [_difference(*sides, spreads) for sides in combinations(study, 2)]
+    both = {(p.baseline, p.method): p for pair in once for p in (pair, pair.mirrored)}
+    names = [runs.method for runs in study]
+    families = ([both[name, other] for other in names if other != name] for name in names)
+    return {(p.baseline, p.method): p for family in families for p in _corrected(family)}
 
 
 def _corrected(pairs: list[PairedComparison]) -> list[PairedComparison]:
-    """Correct the p-values for their number."""
-    tested = [i for i, pair in enumerate(pairs) if pair.p is not None]
-    values = holm([pair.p for pair in pairs if pair.p is not None])
-    for i, value in zip(tested, values, strict=True):
-        pairs[i] = replace(pairs[i], corrected=value, comparisons=len(tested))
-    return pairs
+    """Correct the p-values for their number, and the levels of the intervals likewise.
+
+    Holm's i-th test of k is at the level / (k - i + 1), and it stops where one fails: those after
+    it have no level of their own.
+    """
+    tested = [pair.p for pair in pairs if pair.p is not None]
+    values = iter(holm(tested))
+    corrected = [None if pair.p is None else next(values) for pair in pairs]
+    rejected = sum(value is not None and value < LEVEL for value in corrected)
+    return [
+        pair
+        if pair.p is None
+        else replace(
+            pair,
+            corrected=value,
+            comparisons=len(tested),
+            divisor=max(len(tested) - min(sum(p < pair.p for p in tested), rejected), 1),
+        )
+        for pair, value in zip(pairs, corrected, strict=True)
+    ]
 
 
 def _difference(
@@ -168,6 +207,8 @@ def _difference(
     if not pair.rows:
         return pair
     value = float(other.scores.mean() - baseline.scores.mean())
+    if abs(value) <= _ROUNDING * abs(baseline.scores.mean()):
+        value = 0.0
     if pair.rows < FEWEST_ROWS:
         return replace(pair, value=value)
     covers = all(side.is_comparable for side in sides)
@@ -192,7 +233,7 @@ def _tested(
     pair = replace(pair, error=over.error, freedom=over.freedom)
     if not pair.covers_seeds:
         return pair
-    if abs(value) <= _ROUNDING * abs(sides[0].scores.mean()):
+    if value == 0.0:
         return replace(pair, p=1.0)
     t = -abs(value) / over.error if over.error > 0 else -np.inf
     return replace(pair, p=float(2 * stdtr(over.freedom, t)))

@@ -157,7 +157,8 @@ def _task_result(
         if predicted is not None:
             file = _prediction_file(predicted, data)
             results[name] = MethodResult(name, _no_estimate(name, score))
-            runs.append(repeated_runs(name, [file], score, deterministic=True))
+            alone = repeated_runs(name, [file], score, deterministic=True)
+            runs.append(replace(alone, is_constant=constant is not None and name == constant.name))
     compared = _compared(results, runs, study.baseline)
     costs = {name: _cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())

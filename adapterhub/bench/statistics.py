@@ -65,6 +65,8 @@ class RepeatedRuns:
             prompt.
         data: the sha256 of the test data, shared by all methods of a study.
         is_recorded: whether another program ran them; the usual spread then comes from the others.
+        is_constant: whether every row has the same prediction by construction; no other rows can
+            have another one, so that none of its classes is rare by chance.
     """
 
     method: str
@@ -74,6 +76,7 @@ class RepeatedRuns:
     deterministic: bool = False
     data: str = ""
     is_recorded: bool = False
+    is_constant: bool = False
 
     @property
     def seeds(self) -> int:
@@ -355,7 +358,7 @@ def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tu
     over_rows = runs.shared_variance if spread else runs.row_variance
     over = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
     low, high = score_interval(runs.score, value, over, runs.rows, of_rows=spread is None)
-    if runs.score.pseudo_rows is None:
+    if runs.score.pseudo_rows is None or runs.is_constant:
         return low, high
     # Combination of rows and seeds: Zou & Donner 2008, https://doi.org/10.1002/sim.3095.
     ends = np.mean([rare_interval(runs.score, columns) for columns in runs.columns], axis=0)

@@ -24,7 +24,7 @@ from checks import Check, Claim, claim, difference_of, gain_check, over_groups, 
 from good_rates import rates_of
 from peer_methods import PEERS
 
-from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
+from adapterhub.bench.paired import PairedComparison, compare_each, compare_with
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, method_runs, study_results
 from adapterhub.bench.statistics import RepeatedRuns
@@ -74,9 +74,7 @@ class TaskStudy:
     @cached_property
     def pairs(self) -> dict[tuple[str, str], PairedComparison]:
         """Every method against every other one, (baseline, method)."""
-        found = compare_all_pairs(list(self.runs.values()))
-        both = [each for pair in found for each in (pair, pair.mirrored)]
-        return {(pair.baseline, pair.method): pair for pair in both}
+        return compare_each(list(self.runs.values()))
 
     def labels(self, name: str, **options: object) -> list[str]:
         """Return the names of the methods of a kind, with these options, that have a result."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_ind, ttest_rel
 
-from adapterhub.bench.paired import compare_all_pairs, compare_with, holm
+from adapterhub.bench.paired import compare_each, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
@@ -131,7 +131,7 @@ def test_few_rows_have_no_verdict(rows):
 
 def test_methods_on_different_rows_are_refused():
     with pytest.raises(ConfigError, match="cannot be compared"):
-        compare_all_pairs([runs_of(np.eye(3, 30)), runs_of(np.eye(3, 31), method="n")])
+        compare_each([runs_of(np.eye(3, 30)), runs_of(np.eye(3, 31), method="n")])
 
 
 @settings(max_examples=25)
@@ -144,6 +144,34 @@ def test_identical_scores_are_tied_with_certainty(kind, number):
     (found, *_) = compare_with(study[0], [twin, *study[1:]])
     assert found.value == pytest.approx(0, abs=1e-12)
     assert (found.p, found.verdict) == (1.0, "tied")
+
+
+def test_each_method_is_corrected_for_its_own_comparisons():
+    study = small_study(levels=(0.7, 0.8, 0.75, 0.7))
+    pairs = compare_each(study)
+    assert len(pairs) == 4 * 3
+    for runs in study:
+        mine = [pair for (name, _), pair in pairs.items() if name == runs.method]
+        others = [other for other in study if other is not runs]
+        expected = compare_with(runs, others)
+        assert [numbers(p) for p in mine] == [pytest.approx(numbers(p)) for p in expected]
+        assert [p.comparisons for p in mine] == [3] * 3
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(sorted(PREDICTIONS)),
+    st.integers(0, 2**20),
+    st.lists(st.sampled_from((0.6, 0.7, 0.75, 0.9)), min_size=2, max_size=6),
+)
+def test_an_interval_excludes_zero_exactly_where_the_test_finds_a_difference(kind, number, levels):
+    study = small_study(kind, number, tuple(levels))
+    study[-1] = replace(study[0], method="twin") if number % 2 else study[-1]
+    for pair in compare_each(study).values():
+        low, high = pair.corrected_interval
+        assert (low <= 0 <= high) == (pair.verdict == "tied")
+        assert low <= pair.low <= pair.value <= pair.high <= high
+        assert pair.mirrored.corrected_interval == pytest.approx((-high, -low))
 
 
 @settings(max_examples=25)

@@ -30,6 +30,13 @@ def test_each_method_has_its_score_and_its_verdict(made_results):
     assert (task.advice.method, task.advice.best) == ("lora", "lora")
 
 
+def test_the_majority_class_is_exactly_as_good_as_it_is_by_construction(made_study):
+    records = [replace(r, metric="matthews") for r in made_records(made_study, ACCURACY)]
+    (task,) = study_results(made_study, records, MAJORITY)
+    estimate = task.find("majority class").estimate
+    assert (estimate.low, estimate.value, estimate.high) == (0, 0, 0)
+
+
 def test_a_bag_of_words_is_compared_where_it_has_the_rows(made_study):
     records = made_records(made_study, ACCURACY)
     right = next(list(r.rows.columns["label"]) for r in records if r.rows)

@@ -215,6 +215,17 @@ def test_the_other_scores_have_intervals_within_their_range():
             assert kind == "loss" or found.high <= 1
 
 
+def test_a_constant_has_no_rare_class_and_what_predicted_one_class_may_have_one():
+    rows = [{"label": "ab"[row % 10 > 6], "prediction": "a"} for row in range(1000)]
+    runs = repeated_runs("lora", [predictions("classes", rows)], row_score("classes", "matthews"))
+    known = replace(runs, method="majority class", deterministic=True, is_constant=True)
+    trained, constant = estimate_all([runs, known])
+    assert (constant.low, constant.value, constant.high) == (0, 0, 0)
+    assert -0.15 < trained.low < -0.03
+    assert 0.08 < trained.high < 0.15  # of 3.7 rows in 1,000, with one class
+    assert [trained] == estimate_all([runs])
+
+
 # What is compared
 
 
