@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from crash import MANIFEST, OLD, SCENARIOS, main, results_of, save
+from crash import SCENARIOS, main, results_of
 
-from adapterhub.files.atomic import _prefix, staging
-from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
 from tests.kit.selection import ALL
 
@@ -43,34 +41,3 @@ def test_a_kill_or_a_full_disk_never_leaves_a_mix(tmp_path: Path) -> None:
         states = {"stopped []", "stopped [3, 3]", "finished [6, 6]"}
         assert set(results["full disk in training"]["outcomes"]) == states
         assert "Traceback" not in printed, printed[-3000:]
-
-
-def test_the_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
-    place = tmp_path / "a"
-    whole = tmp_path / f"{_prefix(place)}0123"
-    save(whole, OLD)
-    other = tmp_path / f"{_prefix(tmp_path / 'b')}0123"
-    other.mkdir()
-    (tmp_path / ".hidden").mkdir()
-    with pytest.raises(Exception, match="no such folder"):
-        Saved.at(place).read()
-    write_adapter(place, MANIFEST, OLD)
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == sorted([place.name, other.name, ".hidden"]), (
-        "a save removes only its own leftovers"
-    )
-
-
-def test_a_failure_in_a_scenario_is_shown(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise ValueError("what went wrong")
-
-    with pytest.raises(AssertionError, match="ValueError: what went wrong"):
-        results_of(fails, tmp_path)
-
-
-def test_a_save_leaves_a_concurrent_save_alone(tmp_path: Path) -> None:
-    with staging(tmp_path / "a") as other:
-        save(tmp_path / "a", OLD)
-        assert other.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -21,14 +21,12 @@ from adapterhub.data.media import open_media
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
-from adapterhub.errors import AdapterhubError, OutputError
+from adapterhub.errors import AdapterhubError
 from adapterhub.files import atomic
 from adapterhub.files.atomic import (
     FileDigest,
     UnreadableError,
-    check_place,
     file_digest,
-    is_plain_folder,
     put_in_place,
     read_file,
     replace_file,
@@ -56,16 +54,6 @@ def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_an_overwrite_replaces_the_folder(tmp_path, monkeypatch, exchange):
-    if not exchange:
-        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
-    save(tmp_path / "out", b"old")
-    save(tmp_path / "out", b"new", overwrite=True)
-    assert (tmp_path / "out" / "a.txt").read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-
-
 def test_a_folder_moved_aside_by_a_killed_save_is_restored(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     save(folder, b"old")
@@ -75,28 +63,18 @@ def test_a_folder_moved_aside_by_a_killed_save_is_restored(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(atomic.fcntl is None, reason="Windows has no such locks")
-def test_stale_staging_folders_are_removed_and_locked_ones_kept(tmp_path: Path) -> None:
+def test_the_next_save_removes_leftovers_of_its_own_and_keeps_locked_ones(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    stale = tmp_path / f"{atomic._prefix(folder)}0123"
-    stale.mkdir()
+    stale, other = (tmp_path / f"{atomic._prefix(tmp_path / name)}0123" for name in ("out", "b"))
+    (stale / "whole").mkdir(parents=True)
+    other.mkdir()
     with staging(folder) as first, staging(folder):
         assert first.is_dir()
         assert not stale.exists()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_only_replaceable_files_are_overwritten(tmp_path: Path) -> None:
-    check_place(tmp_path / "new", overwrite=False, replaceable=())
-    (tmp_path / "a.txt").write_text("x")
-    check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
-    with pytest.raises(OutputError, match="already exists"):
-        check_place(tmp_path, overwrite=False, replaceable=("a.txt",))
-    (tmp_path / ".a.txt.0123abcd.new").write_text("x")  # of a killed process
-    check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(OutputError) as caught:
-        check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
-    assert caught.value.offenders == ("thesis.tex",)
+    with staging(folder) as first:
+        save(folder, b"new")
+        assert first.is_dir()
+    assert sorted(tmp_path.iterdir()) == sorted([other, folder]), "those of another stay"
 
 
 def test_a_file_is_replaced_in_one_step_and_through_no_link(tmp_path: Path) -> None:
@@ -120,15 +98,6 @@ def test_a_failed_replacement_leaves_nothing(tmp_path: Path, monkeypatch) -> Non
     with pytest.raises(OSError, match="full"):
         replace_file(tmp_path / "a.txt", b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.txt", b"old")]
-
-
-def test_a_link_is_no_plain_folder(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    os.symlink(tmp_path / "folder", tmp_path / "link")
-    (tmp_path / "file").write_bytes(b"")
-    plain = [p.name for p in tmp_path.iterdir() if is_plain_folder(p)]
-    assert plain == ["folder"]
-    assert not is_plain_folder(tmp_path / "missing")
 
 
 def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.errors import FileError, OutputError
+from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.manifest import (
     MAX_MANIFEST_BYTES,
     BackboneRef,
+    HeadRecord,
     Manifest,
     NewToken,
     TaskHead,
     TensorInfo,
     from_json,
+    name_in_file,
     to_json,
+    with_head,
 )
 from adapterhub.files.schema import canonical_json, json_depth
 from tests.kit.registries import IDENTITY
@@ -90,7 +93,7 @@ def test_a_written_manifest_can_be_read(training: dict[str, Any]) -> None:
     assert to_json(from_json(data)) == data
 
 
-@pytest.mark.parametrize("name", ["lora", "mlp", "a/b", "v1.0", "höflich-🙂", "礼貌", "x" * 200])
+@pytest.mark.parametrize("name", ["lora", "a/b", "v1.0", "höflich-🙂", "礼貌", "x" * 200])
 def test_any_printable_name_round_trips(name: str) -> None:
     assert from_json(to_json(replace(MANIFEST, name=name))).name == name
 
@@ -281,3 +284,86 @@ def _levels(tree: Any) -> int:
     if isinstance(tree, dict):
         return 1 + max(map(_levels, tree.values()), default=0)
     return 1 + max(map(_levels, tree), default=0) if isinstance(tree, list) else 0
+
+
+# One head of several.
+
+CLASSES = TaskHead("classification", "single_label_classification", "mean")
+ONE = Manifest(
+    name="polite",
+    methods=({"lora": {}},),
+    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY),
+    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
+    files={"adapter.safetensors": "0" * 64},
+)
+SEVERAL = replace(
+    ONE,
+    heads={
+        "rte": HeadRecord("classification", ("no", "yes"), CLASSES),
+        "sts-b": HeadRecord("regression", (), TaskHead("regression", "regression")),
+    },
+    tensors={
+        **ONE.tensors,
+        "heads.rte.classifier.weight": TensorInfo("F32", (2, 4)),
+        "heads.sts-b.classifier.weight": TensorInfo("F32", (1, 4)),
+    },
+    metrics={"mean": 0.5, "rte/accuracy": 0.75, "sts-b/pearson": 0.25},
+    training={
+        "seed": 3,
+        "recipe": {
+            "task": "classification",
+            "mixing": {"size": {}},
+            "tasks": {"rte": {"task": "classification", "data": {"text": "a"}, "weight": 1.0},
+                      "sts-b": {"task": "regression", "data": {}, "weight": 1.0}},
+        },
+    },
+)  # fmt: skip
+
+
+def test_heads_round_trip_and_other_manifests_keep_their_bytes() -> None:
+    assert from_json(to_json(SEVERAL)) == SEVERAL
+    assert "heads" not in json.loads(to_json(ONE))
+    assert from_json(to_json(ONE)) == ONE
+
+
+def test_one_head_makes_an_ordinary_manifest() -> None:
+    one = with_head(SEVERAL, "rte")
+    assert (one.name, one.task, one.labels) == ("polite-rte", "classification", ("no", "yes"))
+    assert (one.head, one.heads, one.metrics) == (CLASSES, {}, {"accuracy": 0.75})
+    assert set(one.tensors) == {"encoder.0.attn.q.lora.A", "head.classifier.weight"}
+    assert one.tensors["head.classifier.weight"].shape == (2, 4)
+    recipe = {"task": "classification", "data": {"text": "a"}}
+    assert one.training == {"seed": 3, "recipe": recipe}
+    assert from_json(to_json(one)) == one
+    assert with_head(SEVERAL, "sts-b").head == TaskHead("regression", "regression")
+    assert with_head(ONE, None) == ONE
+    for head in SEVERAL.heads:
+        names = {name_in_file(name, head) for name in with_head(SEVERAL, head).tensors}
+        assert names == {*ONE.tensors, f"heads.{head}.classifier.weight"}
+    assert name_in_file("head.classifier.weight", None) == "head.classifier.weight"
+    for recipe in (None, [], {"tasks": 3}, {"tasks": {"rte": 3}}, {"tasks": {}}):
+        manifest = replace(SEVERAL, training={"recipe": recipe})
+        assert with_head(manifest, "rte").training == {"recipe": recipe}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "head", "match"),
+    [(SEVERAL, None, "2 heads: which one"), (SEVERAL, "rtee", "did you mean 'rte'"),
+     (ONE, "rte", "no heads with names")],
+)  # fmt: skip
+def test_a_head_that_is_not_there_is_refused(manifest, head, match):
+    with pytest.raises(ConfigError, match=match) as error:
+        with_head(manifest, head)
+    if manifest.heads:
+        assert "one of rte, sts-b" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [{"a.b": {"task": "classification", "labels": [], "head": None}}, {"a": {}}, [1], {"a": 3},
+     {"a": {"task": "classification", "labels": ["x", "x"], "head": None}}],
+)  # fmt: skip
+def test_broken_heads_are_refused(heads: object) -> None:
+    tree = {**json.loads(to_json(ONE)), "heads": heads}
+    with pytest.raises(FileError, match="not a valid adapter manifest"):
+        from_json(canonical_json(tree))

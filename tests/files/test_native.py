@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import atomic as folder_module
 from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, read_card
-from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, to_json
 from adapterhub.files.native import Saved, is_same_tensor, write_adapter
 from tests.kit.registries import IDENTITY
 
@@ -81,24 +81,6 @@ def writing(folder: Path, tensors: Any = TENSORS, **more: Any) -> str:
     return str(caught.value)
 
 
-def forge(folder: Path, tensors: dict[str, torch.Tensor], **declared: TensorInfo) -> None:
-    """Write these tensors with valid checksums, as an attacker would."""
-    data = safetensors.torch.save(tensors)
-    files = {"adapter.safetensors": data}
-    manifest = replace(
-        MANIFEST,
-        tensors=declared,
-        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-    )
-    folder.mkdir(exist_ok=True)
-    for name, content in {**files, "adapter.json": to_json(manifest)}.items():
-        (folder / name).write_bytes(content)
-
-
-def test_the_golden_bytes_have_not_changed() -> None:
-    assert digests(GOLDEN) == GOLDEN_SHA256
-
-
 def test_the_golden_adapter_round_trips(tmp_path: Path) -> None:
     manifest, tensors = Saved.at(GOLDEN).read()
     assert manifest.name == "höflich/polite-🙂.v1"
@@ -114,7 +96,7 @@ def test_the_golden_adapter_round_trips(tmp_path: Path) -> None:
 def test_the_script_writes_the_golden_bytes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(MAKE_GOLDEN), str(tmp_path / "made")])
     runpy.run_path(str(MAKE_GOLDEN), run_name="__main__")
-    assert digests(tmp_path / "made") == GOLDEN_SHA256
+    assert digests(GOLDEN) == digests(tmp_path / "made") == GOLDEN_SHA256
 
 
 @pytest.mark.parametrize("name", READ)
@@ -149,15 +131,6 @@ def test_other_files_are_ignored_and_the_manifest_is_enough_to_list(saved: Path)
     assert tensors.keys() == TENSORS.keys()
     (saved / "adapter.safetensors").unlink()
     assert Saved.at(saved).manifest == manifest
-
-
-def test_the_tensors_must_match_the_manifest(tmp_path: Path) -> None:
-    held = {"more": torch.ones(1), "shape": torch.ones(2, 3), "dtype": torch.ones(2)}
-    f32 = TensorInfo("F32", (3, 2))
-    forge(tmp_path / "a", held, less=f32, shape=f32, dtype=TensorInfo("F16", (2,)))
-    message = reading(tmp_path / "a")
-    for part in ("less: missing", "'more': unexpected", "shape: F32 [2, 3]", "dtype: F32 [2]"):
-        assert part in message
 
 
 @pytest.mark.parametrize("change", [{"tensors": {}}, {"files": {}}])
@@ -210,6 +183,7 @@ def test_overwrite_replaces_the_whole_adapter(saved: Path) -> None:
     assert "already exists" in writing(saved, OTHER)
     assert digests(saved) == before
     (saved / "adapter_config.json").write_text("{}")
+    (saved / ".README.md.0123abcd.new").write_text("x")  # of a killed process
     write_adapter(saved, MANIFEST, OTHER, overwrite=True)
     assert Saved.at(saved).read()[1] == OTHER
     assert sorted(digests(saved)) == sorted(FILES)

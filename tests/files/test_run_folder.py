@@ -9,34 +9,10 @@ import pytest
 import adapterhub as ah
 from adapterhub.files.run_folder import (
     backbone_of_adapter,
-    backbone_of_run,
     names_in,
     no_adapter,
 )
 from tests.kit import tiny_models
-
-
-def run(folder: Path, backbone: str) -> Path:
-    (folder / "adapter").mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(f"backbone: {backbone}\n")
-    return folder / "adapter"
-
-
-def test_a_local_folder_is_used(tmp_path: Path) -> None:
-    assert backbone_of_run(run(tmp_path, str(tmp_path))) == str(tmp_path)
-
-
-@pytest.mark.parametrize("backbone", ["acme/bert", "/no/such/folder", "//host/share", '"\\\\host"'])
-def test_another_backbone_is_not(tmp_path: Path, backbone: str) -> None:
-    assert backbone_of_run(run(tmp_path, backbone)) is None
-
-
-def test_a_missing_or_linked_recipe_is_ignored(tmp_path: Path) -> None:
-    adapter = run(tmp_path, str(tmp_path))
-    (tmp_path / "recipe.yaml").rename(tmp_path / "other.yaml")
-    assert backbone_of_run(adapter) is None
-    (tmp_path / "recipe.yaml").symlink_to(tmp_path / "other.yaml")
-    assert backbone_of_run(adapter) is None
 
 
 def test_the_error_for_a_folder_says_what_is_in_it(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from adapterhub.files import schema
@@ -51,26 +49,6 @@ def test_every_problem_is_listed_and_many_are_counted() -> None:
     assert schema.shorten(["a", "b"]) == ["a", "b"]
     lines = schema.shorten([str(i) for i in range(75)])
     assert lines[-2:] == ["49", "and 25 more"]
-
-
-def test_canonical_bytes_are_read_back() -> None:
-    data = schema.canonical_json({"b": [1], "a": "ü"})
-    assert data == '{\n  "a": "ü",\n  "b": [\n    1\n  ]\n}\n'.encode()
-    assert schema.parse_object(data, len(data)) == ({"a": "ü", "b": [1]}, [])
-    problem = f"{len(data)} bytes, more than {len(data) - 1}"
-    assert schema.parse_object(data, len(data) - 1)[1] == [problem]
-
-
-def test_what_pythons_parser_accepts_is_reported() -> None:
-    tree, problems = schema.parse_object(b'{"a": 1, "a": 2, "b": NaN}', 99)
-    assert tree == {"a": 2, "b": None}
-    assert problems == [
-        "'NaN': not a finite number of at most 64 bits",
-        "'a': given more than once",
-    ]
-    deep = json.dumps({"a": [[0]]}).encode()
-    assert schema.json_depth(deep) == 3
-    assert schema.parse_object(b"[" * 100, 100) == ({}, ["nested deeper than 32 levels"])
 
 
 def test_messages_have_no_control_characters() -> None:

@@ -82,3 +82,8 @@ def test_sizes_are_compared_before_a_value_is_read(name, tmp_path):
     (problem,) = problems_of(tmp_path, "F32", 2, file_of(header, bytes(size)))
     assert said in problem
     assert len(problem) < 300
+
+
+def test_all_differences_are_listed(tmp_path):
+    problems = problems_of(tmp_path, "F32", 2, file_of({"b": ENTRY}))
+    assert problems == ["a: missing", "'b': unexpected"]
