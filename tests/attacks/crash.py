@@ -30,10 +30,8 @@ import torch
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
-from adapterhub.files.atomic import FileDigest
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.loop import checkpoint, report
-from adapterhub.loop.report import JsonLines, Timing, TrainingLine
+from adapterhub.loop import checkpoint
 from adapterhub.recipe.recipe import TrainOptions
 from tests.kit.registries import IDENTITY
 from tests.kit.runs import OPTIONS, Data, final_bytes, fit
@@ -42,8 +40,7 @@ REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)
 OLD = {"x": torch.full((40,), 2.0), "y": torch.ones(3)}
 NEW = {"x": torch.full((900,), 3.0)}
-TRACED = {folder_module.__file__, native.__file__, checkpoint.__file__, report.__file__,
-          shutil.__file__, __file__}  # fmt: skip
+TRACED = {folder_module.__file__, native.__file__, shutil.__file__, __file__}
 Action = Callable[[], None]
 
 
@@ -207,73 +204,6 @@ def without_exchange(place: Path, most: int) -> dict[str, Any]:
     return adapters(place, False, most)
 
 
-STATES = [checkpoint.State(t, {"step": i}, {"seed": 0}, {"engine": torch.ones(5)})
-          for i, t in enumerate((OLD, NEW))]  # fmt: skip
-
-
-def checkpoints(place: Path, first: bool, most: int) -> dict[str, Any]:
-    """Kill the writing of a training checkpoint."""
-
-    def prepare() -> None:
-        shutil.rmtree(place.parent, ignore_errors=True)
-        if not first:
-            checkpoint.save(place, STATES[0])
-
-    def check() -> str:
-        if not checkpoint.exists(place):
-            return "none"
-        state = checkpoint.load_checkpoint(place)
-        assert state.training is not None
-        outcome = which(dict(state.tensors))
-        assert state.progress["step"] == (outcome == "new")
-        checkpoint.save(place, STATES[0])
-        assert [p.name for p in place.parent.iterdir()] == [place.name]
-        return outcome
-
-    return killed_at_each_line(prepare, lambda: checkpoint.save(place, STATES[1]), check, most)
-
-
-def metrics(place: Path, most: int) -> dict[str, Any]:
-    """Kill a run of six steps that reports each step and makes a checkpoint every second step.
-
-    The checkpoint is a file. After a kill, exactly the lines up to it must remain.
-    """
-    done = place / "done"
-
-    def prepare() -> None:
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        done.write_text(json.dumps([0, {}]))
-
-    def work() -> None:
-        lines = JsonLines(place)
-        lines.start(6, 0)
-        for step in range(1, 7):
-            record = TrainingLine(step=step, epoch=0.0, loss=1 / step, learning_rate={"lora": 1e-3})
-            lines.trained(record, Timing(1.0, 1.0, 1))
-            if step % 2 == 0:
-                lines.flush()
-                written = {n: dataclasses.asdict(digest) for n, digest in lines.written().items()}
-                (place / "new").write_text(json.dumps([step, written]))
-                os.replace(place / "new", done)
-        lines.close()
-
-    def check() -> str:
-        step, written = json.loads(done.read_text())
-        lines = JsonLines(place)
-        if step:
-            lines.check({n: FileDigest(**digest) for n, digest in written.items()})
-        lines.start(6, step)
-        lines.close()
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            path = place / name
-            rows = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-            assert rows == list(range(1, step + 1)), (name, step, rows)
-        return f"step {step}"
-
-    return killed_at_each_line(prepare, work, check, most)
-
-
 @contextlib.contextmanager
 def failing(call: int, counted: list[str]) -> Iterator[None]:
     """Simulate a full disk from the given writing call onwards."""
@@ -384,9 +314,6 @@ SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "first save": lambda place, most: adapters(place, True, most),
     "overwrite": lambda place, most: adapters(place, False, most),
     "overwrite without an exchange": without_exchange,
-    "first checkpoint": lambda place, most: checkpoints(place, True, most),
-    "checkpoint": lambda place, most: checkpoints(place, False, most),
-    "metrics": metrics,
     "full disk": full_disk,
     "full disk in training": full_disk_in_training,
 }

@@ -1,6 +1,7 @@
 """Hostile adapter folders: forged manifests with a valid digest, headers, links, other files.
 
-Each is refused, or has no effect; only the three known files are ever opened.
+Each is refused, or has no effect; only the three known files are ever opened. Of what a manifest
+may contain, tests/files/test_manifest.py has more.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -90,37 +90,21 @@ CODE = {
 REFUSED: dict[str, Callable[[Tree], None]] = {
     # names that are paths or contain terminal escapes
     "name: parent folder": put("name", "../../etc/cron.d/x"),
-    "name: absolute": put("name", "/etc/passwd"),
-    "name: windows": put("name", "C:\\Windows\\x"),
     "name: network": put("name", "\\\\evil\\share"),
-    "name: dots in the middle": put("name", "a/../../b"),
     "name: NUL": put("name", "a\0b"),
-    "name: escape": put("name", ESC),
     "name: right to left": put("name", OVERRIDE),
-    "name: long": put("name", "a" * 10**5),
-    "name: empty": put("name", ""),
-    "name: a list": put("name", ["a"]),
     "label: given twice": put("labels", ["a", "a", "b"]),
-    "label: a number": put("labels", ["a", 3]),
     "labels: a million": put("labels", [""] * 10**6),
     "labels: more than the head has": put("labels", [str(i) for i in range(50_000)]),
     "labels: fewer than the head has": put("labels", ["a", "b"]),
     "label: long": put("labels", ["a" * 10**5]),
     "tensor name: parent folder": tensor("../../x"),
-    "tensor name: absolute": tensor("/etc/passwd"),
-    "tensor name: dots": tensor("a..b"),
     "tensor name: escape": tensor(ESC),
-    "tensor name: NUL": tensor("a\0"),
     "tensor name: surprise": tensor("__class__.__init__.__globals__"),
     "file name: parent folder": lambda tree: tree["files"].update({"../../x": "0" * 64}),
-    "file name: other": put("files/model.py", "0" * 64),
     "file name: pickle": put("files/adapter.bin", "0" * 64),
     "digest of a file: short": put("files/adapter.safetensors", "0"),
-    "backbone: absolute path": put("backbone/id", "/home/user/secret"),
-    "backbone: parent folder": put("backbone/id", "../secret"),
     "backbone: hidden parent": put("backbone/id", "a/../../b"),
-    "backbone: home": put("backbone/id", "~/secret"),
-    "backbone: network": put("backbone/id", "\\\\evil\\share"),
     "backbone: URL": put("backbone/id", "https://evil.example/x"),
     "backbone: option": put("backbone/id", "--help"),
     "revision: parent folder": put("backbone/revision", "../../x"),
@@ -131,8 +115,6 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "shape: zero": shape([0, 32]),
     "shape: bool": shape([True, 32]),
     "shape: float": shape([2.0, 32]),
-    "shape: text": shape(["2", 32]),
-    "shape: not a list": shape({"0": 2}),
     "shape: beyond 64 bits": shape([2**62, 2**62]),
     "shape: product overflows to 0": shape([2**32, 2**32]),
     "shape: product overflows to the right size": shape([2**32 + 2, 2**32]),
@@ -206,28 +188,16 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "unfreeze: size": method("unfreeze", size=-1),
     "freeze: huge": method("freeze", top=10**12),
     # the rest of the schema
-    "schema: newer": put("schema_version", 99),
-    "schema: true": put("schema_version", True),
-    "schema: text": put("schema_version", "1"),
-    "head: a number": put("head", 1),
     "head: denied": put("head", False),
     "task: a path": put("task", "../../x"),
-    "task: long": put("task", "a" * 10**5),
     "tokenizer: a path": put("tokenizer", "/etc/passwd"),
-    "unknown field": put("loader", {"trust_remote_code": True}),
     "unknown field: private": put("__class__", "Manifest"),
-    "unknown field in the backbone": put("backbone/trust_remote_code", True),
     "unknown field in the backbone: arguments": put("backbone/kwargs", {"local": "x"}),
-    "training: absolute path": put("training", {"recipe": {"output": "/home/user"}}),
-    "training: a path as a key": put("training", {"/home/user": 1}),
-    "training: a list": put("training", [1]),
     "training: deep": put("training", json.loads("{" + '"a":{' * 24 + "}" * 25)),
     "training: many": put("training", {str(i): [i] for i in range(20_000)}),
-    "metrics: text": put("metrics", {"accuracy": "1"}),
     "metrics: beyond 64 bits": put("metrics", {"accuracy": 2**63}),
     "metrics: escape": put("metrics", {ESC: 1.0}),
     "versions: escape": put("versions", {"torch": ESC}),
-    "versions: a path": put("versions", {"torch": "/usr/lib/x"}),
 }
 
 HARMLESS: dict[str, Callable[[Tree], None]] = {
@@ -252,31 +222,17 @@ def text(old: str, new: str) -> Callable[[bytes], bytes]:
 
 
 BYTES: dict[str, Callable[[bytes], bytes]] = {
-    "byte-order mark": lambda data: b"\xef\xbb\xbf" + data,
     "UTF-16": lambda data: data.decode().encode("utf-16"),
-    "invalid UTF-8": text('"name": "default"', '"name": "de\udcff"'),
     "NUL": lambda data: data + b"\0",
     "NUL in a name": text('"name": "default"', '"name": "de\0fault"'),
-    "lone surrogate": text('"name": "default"', '"name": "\\ud800"'),
-    "lone surrogate as a key": text('"name": "default"', '"name": "default", "\\udc00": 1'),
-    "a key given twice": text('"schema_version": 1', '"schema_version": 1, "schema_version": 1'),
-    "a nested key given twice": text('"rank": 2', '"rank": 2, "rank": 1000'),
-    "NaN": text('"rank": 2', '"rank": NaN'),
-    "Infinity": text('"rank": 2', '"rank": -Infinity'),
-    "a number too large": text('"rank": 2', '"rank": 1e999'),
-    "a number of 100,000 digits": text('"rank": 2', '"rank": ' + "9" * 100_000),
-    "20,000 lists deep": lambda data: b"[" * 20_000 + b"]" * 20_000,
-    "20,000 objects deep": lambda data: b'{"a":' * 20_000 + b"1" + b"}" * 20_000,
     "20,000 deep in a field": text('"training": {}', '"training": ' + "[" * 20_000 + "]" * 20_000),
     "unclosed": lambda data: b"[" * 500_000,
     "comments": text('"schema_version": 1', '/* */ "schema_version": 1'),
     "two documents": lambda data: data + data,
     "a trailing blank": lambda data: data + b" ",
     "a pickle": lambda data: b"\x80\x04K\x01.",
-    "a list": lambda data: b"[]\n",
     "null": lambda data: b"null\n",
     "text": lambda data: b'"adapter"\n',
-    "empty": lambda data: b"",
     "two megabytes": lambda data: data + b" " * (2 << 20),
     "another order": lambda data: json.dumps(json.loads(data), indent=2).encode() + b"\r\n",
     "escaped letters": text('"name"', '"\\u006eame"'),
@@ -292,30 +248,17 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def tarred(link: str) -> bytes:
+def torch_file(canary: Path) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        entry = tarfile.TarInfo("../escape")
-        entry.type, entry.linkname = tarfile.SYMTYPE, link
-        archive.addfile(entry)
-    return buffer.getvalue()
-
-
-def torch_file(canary: Path, new: bool) -> bytes:
-    buffer = io.BytesIO()
-    torch.save({"x": torch.ones(2), "y": Bomb(canary)}, buffer, _use_new_zipfile_serialization=new)
+    torch.save({"x": torch.ones(2), "y": Bomb(canary)}, buffer)
     return buffer.getvalue()
 
 
 DISGUISED: dict[str, Callable[[Path], bytes]] = {
     "pickle": bomb,
-    "torch file": lambda canary: torch_file(canary, True),
-    "old torch file": lambda canary: torch_file(canary, False),
+    "torch file": torch_file,
     "zip": lambda canary: zipped({"../../escape": b"x", "/etc/x": b"x", "data.pkl": bomb(canary)}),
-    "tar": lambda canary: tarred("/etc/passwd"),
     "pickle behind a header": lambda canary: join_header(b"{}", bomb(canary)),
-    "python": lambda canary: f"open({str(canary)!r}, 'w')".encode(),
-    "npz": lambda canary: zipped({"x.npy": b"\x93NUMPY\x01\x00"}),
 }
 
 
@@ -326,22 +269,9 @@ LINKED = {
     "link to a device": lambda path, real: path.symlink_to("/dev/zero"),
     "pipe": lambda path, real: os.mkfifo(path),
     "folder": lambda path, real: path.mkdir(),
-    "socket": lambda path, real: _socket(path),
 }
 if hasattr(os, "geteuid") and os.geteuid() == 0:
     LINKED["device"] = lambda path, real: os.mknod(path, 0o020666, os.makedev(1, 5))
-
-
-def _socket(path: Path) -> None:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as server:
-        working_directory = Path.cwd()
-        os.chdir(path.parent)  # the name of a socket is short
-        try:
-            server.bind(path.name)
-        finally:
-            os.chdir(working_directory)
 
 
 def first_entry(header: Tree) -> Tree:
@@ -374,11 +304,8 @@ HEADERS: dict[str, Header] = {
     "near 64 bits": with_fields(data_offsets=[2**64 - 256, 2**64 - 1]),
     "fractions": with_fields(data_offsets=[0.0, 256.0]),
     "three offsets": with_fields(data_offsets=[0, 1, 2]),
-    "no offsets": lambda header: first_entry(header).pop("data_offsets") and None,
     "shape of true": with_fields(shape=[True, 64]),
     "negative shape": with_fields(shape=[-2, -32]),
-    "float shape": with_fields(shape=[2.0, 32.0]),
-    "another shape": with_fields(shape=[64]),
     "overflow to the right size": with_fields(shape=[2**63 + 32, 2]),
     "a product beyond 64 bits": with_fields(shape=[2**40, 2**40]),
     "an unknown dtype": with_fields(dtype="PICKLE"),
@@ -386,11 +313,9 @@ HEADERS: dict[str, Header] = {
     "an 8-bit float": with_fields(dtype="F8_E4M3", shape=[256]),
     "another dtype": with_fields(dtype="I32"),
     "complex": with_fields(dtype="C64", shape=[32]),
-    "an unknown field": with_fields(auto_map="evil.Evil"),
     "a renamed tensor": lambda header: header.update({"../x": header.pop(sorted(header)[0])}),
     "a tensor more": lambda h: h.update(z={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
     "no tensors": lambda header: header.clear(),
-    "metadata that is not text": lambda header: header.update(__metadata__={"a": [1]}),
     "20,000 deep": lambda header: header.update(__metadata__={"a": deep(20)}),
     "many tensors": lambda header: header.update(
         {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
@@ -551,7 +476,7 @@ def test_a_forged_manifest_equals_a_written_one(saved: Path, model) -> None:
     """Otherwise attacks would be refused for a wrong digest alone."""
     assert sealed(read_tree(saved)) == (saved / MANIFEST).read_bytes()
     ah.load(model, saved).detach()
-    assert len(CASES) >= 230
+    assert len(CASES) >= 170
 
 
 OTHERS = ("adapter.bin", "adapter.pt", "pytorch_model.bin", "adapter_model.bin", "model.pkl",

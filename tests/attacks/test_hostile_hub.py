@@ -29,7 +29,6 @@ from adapterhub.errors import (
     BackboneError,
     DataError,
     FileError,
-    MismatchError,
     OutputError,
     RegistryError,
 )
@@ -204,13 +203,6 @@ def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
     assert Saved.at(ah.pull(hub.reference, home / "mine")).read()
 
 
-def test_a_reason_has_no_terminal_escapes(hub, home):
-    hub.attack = on(YANKED, body({"v1": "\x1b]0;x\x07 gone"}))
-    with pytest.warns(UserWarning, match="gone") as caught:
-        ah.pull(hub.reference)
-    assert "\x1b" not in str(caught[0].message)
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -354,19 +346,6 @@ def test_a_tag_that_moves_during_a_pull_does_not_poison_the_cache(hub, home, whe
     honest.commits = [(honest.commits[0][0], files)]
     got = ah.pull(hub.reference, home / "mine")
     assert (got / "adapter.json").read_bytes() == files["adapter.json"]
-
-
-def test_a_lie_about_a_locked_version_does_not_last(hub, home):
-    name, pinned = pin(hub.reference)
-    shutil.rmtree(home / "cache")
-    honest = hub.repositories["acme/polite"]
-    kept = honest.commits
-    theirs = repository(home / "data" / "theirs", seed=7).commits[0][1]
-    honest.commits = [(kept[0][0], theirs)]
-    with pytest.raises(MismatchError):
-        sync({name: pinned}, home / "adapters")
-    honest.commits = kept
-    assert sync({name: pinned}, home / "adapters") == [name]
 
 
 def test_the_number_of_requests_is_bounded_whatever_a_hub_has(hub, home):

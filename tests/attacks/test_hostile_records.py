@@ -1,7 +1,4 @@
-"""Hostile training records, run folders and chat templates: none sets a path or runs code.
-
-Nor can a label or an error message control the terminal.
-"""
+"""Hostile training records, run folders and chat templates: none sets a path or runs code."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.chat_template import chat_text
 from tests.kit.data import word_tokenizer
 from tests.kit.selection import long_table
-
-STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
 
 
 @pytest.fixture
@@ -87,43 +82,12 @@ def test_a_hostile_record_is_refused(copy, attack) -> None:
     assert len(str(error.value)) < 20_000
 
 
-def test_a_record_sets_no_path(copy) -> None:
-    paths = {"train": "x", "eval": "../x", "train_target": "x", "eval_target": "../secret"}
-    record(copy, **recipe(text="sentence", **paths))
-    data = read_training_record(copy).data
-    assert data.text == "sentence"
-    assert [getattr(data, name) for name in paths] == [None] * 4
-
-
 def test_an_exponential_answer_pattern_is_stopped(monkeypatch) -> None:
     search = regex.search
     monkeypatch.setattr(regex, "search", lambda *a, timeout: search(*a, timeout=timeout / 20))
     task: Any = parse_task({"causal-lm": {"answer": "((?:a|aa)+)$"}})
     with pytest.raises(ConfigError, match="too long"), limited():
         task._answer("a" * 40 + "b")
-
-
-def test_labels_cannot_control_the_terminal(copy, adapterhub) -> None:
-    forge(copy / "adapter", lambda tree: tree.update(labels=STEERING))
-    code, out, err = adapterhub("predict", copy, "a good movie", "a \x1b[31mred\u202e one")
-    assert code == 0, err
-    assert harmless_text(out)
-    assert len(out.splitlines()) == 2
-    code, out, err = adapterhub("predict", copy, "a good movie", "--json")
-    assert code == 0, err
-    assert harmless_text(out)
-    assert sorted(json.loads(out)["scores"]) == sorted(STEERING), "JSON keeps every character"
-
-
-def test_errors_cannot_control_the_terminal(copy, adapterhub, tmp_path) -> None:
-    record(copy, **recipe(**dict.fromkeys(STEERING, 1)))
-    texts = [adapterhub("predict", copy, "x")]
-    forge(copy / "adapter", lambda tree: tree.update(name=STEERING[0]))
-    texts += [adapterhub("predict", copy, "x"), adapterhub("predict", tmp_path / "\x1b[31m", "x")]
-    for code, out, err in texts:
-        assert code == 2
-        assert err.startswith("error: ")
-        assert harmless_text(out + err)
 
 
 FOREIGN: dict[str, str] = {

@@ -54,21 +54,16 @@ def exchange(first: Path, second: Path) -> None:
     aside.rename(second)
 
 
-@pytest.mark.parametrize("way", ["restored", "pulled"])
+@pytest.mark.parametrize(("way", "module"), [("restored", lockfile), ("pulled", local)])
 def test_a_version_swapped_after_the_check_is_not_restored_or_pulled(
-    registry, tmp_path, monkeypatch, way
+    registry, tmp_path, monkeypatch, way, module
 ):
     other = registries.write_sample(tmp_path / "other", 9)
     name, pinned = pin("polite@v1", registry.root)
-    entry = registry.resolve("polite", "v1")
-    version, module = (
-        registry.root / BACKBONE / "polite" / "v1",
-        local if way == "pulled" else lockfile,
-    )
-    copy = module.copy_adapter
+    entry, copy = registry.resolve("polite", "v1"), module.copy_adapter
 
     def swapped(source, *arguments):
-        exchange(version, other)
+        exchange(registry.root / BACKBONE / "polite" / "v1", other)
         return copy(source, *arguments)
 
     monkeypatch.setattr(module, "copy_adapter", swapped)
@@ -204,7 +199,8 @@ SPECIAL = {
 
 
 PLACES = ("polite/names.json", "polite/v2/adapter.json", "polite/v2/adapter.safetensors",
-          "polite/v2/README.md", "polite/v2", "polite/v3", "polite", "other", ".lock")  # fmt: skip
+          "polite/v2/README.md", "polite/v2/.published", "polite/v2", "polite/v3", "polite",
+          "other", ".lock")  # fmt: skip
 
 
 def sparse(path: Path, size: int) -> None:
@@ -234,14 +230,9 @@ def nested(levels: int) -> str:
 
 NAMES = {
     "a list": "[]",
-    "a number": "3",
     "tags in a list": '{"tags": ["best"], "yanked": {}}',
-    "pairs": '{"tags": [["best", "v1"]], "yanked": {}}',
-    "no yanks": '{"tags": {}}',
     "null": '{"tags": null, "yanked": null}',
-    "a reason of a number": '{"tags": {}, "yanked": {"v1": 3}}',
     "a reason of an object": '{"tags": {}, "yanked": {"v1": {"a": 1}}}',
-    "a version of a list": '{"tags": {"best": ["v1"]}, "yanked": {}}',
     "a version that is a path": '{"tags": {"best": "../../x"}, "yanked": {}}',
     "a tag of control characters": '{"tags": {"\\u001b[2J": "v1"}, "yanked": {}}',
     "a tag that is a version": '{"tags": {"v1": "v2"}, "yanked": {}}',
@@ -251,11 +242,9 @@ NAMES = {
     "a negative number": '{"tags": {}, "yanked": {}, "highest": -1}',
     "100,000 tags": json.dumps({"tags": {f"t{i}": "v1" for i in range(100_000)}, "yanked": {}}),
     "deep": nested(100_000),
-    "unclosed": '{"tags": ' * 100_000,
     "a key twice": '{"tags": {}, "tags": {}, "yanked": {}}',
     "an unknown field": '{"tags": {}, "yanked": {}, "signers": ["x"]}',
     "not UTF-8": b'{"tags": {}, "yanked": {"v1": "\xff"}}',
-    "UTF-16": '{"tags": {}, "yanked": {}}'.encode("utf-16"),
     "a long reason": json.dumps({"tags": {}, "yanked": {"v1": "x" * 1_000_000}}),
 }
 
@@ -463,13 +452,9 @@ def test_folders_that_did_not_change_are_not_read_again_unless_there_is_no_cache
         patch.setattr(LocalRegistry, "contents", lambda self, path: pytest.fail("read a folder"))
         assert listed(registry) == expected
     shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "cache").write_text("no folder")
+    registry._cache_path().mkdir(parents=True)  # no file can be written there
     assert listed(registry) == expected
-    assert registry.index() == 2
-    (tmp_path / "cache").unlink()
-    registry._cache_path().mkdir(parents=True)
-    assert listed(registry) == expected
-    assert registry.verify() == []
+    assert (registry.index(), registry.verify()) == (2, [])
 
 
 def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
@@ -521,28 +506,24 @@ REFUSED = ("a--b/c", "con", "nul.txt", "bert.", "a/b.")
 
 
 @pytest.mark.parametrize(("first", "second"), SHARED)
-def test_two_backbones_never_share_a_folder(registry, tmp_path, first, second):
-    published = []
-    for order in ((first, second), (second, first)):
-        store = LocalRegistry(tmp_path / f"registry-{len(published)}-{order[0][:1]}")
-        for number, backbone in enumerate(order):
-            made = tmp_path / f"made {backbone.replace('/', ' ')}"
-            if not made.exists():
-                registries.write_sample(made, number + 3, backbone=backbone)
+def test_two_backbones_never_share_a_folder(tmp_path, first, second):
+    for way, order in enumerate([(first, second), (second, first)]):
+        store = LocalRegistry(tmp_path / f"registry-{way}")
+        for seed, backbone in enumerate(order, 3):
+            made = registries.write_sample(tmp_path / f"{seed}-{way}", seed, backbone=backbone)
             with contextlib.suppress(RegistryError):
-                published.append(store.put(made, Publication("polite")))
-        folders = [path for path in store.root.glob("*/polite")] if store.root.exists() else []
-        paths = [path.relative_to(store.root).as_posix() for path in folders]
-        ids = [{e.backbone for e in store.contents(path).entries} for path in paths]
+                store.put(made, Publication("polite"))
+        folders = [path.relative_to(store.root) for path in store.root.glob("*/polite")]
+        ids = [{e.backbone for e in store.contents(path.as_posix()).entries} for path in folders]
         assert all(len(each) == 1 for each in ids), ids
         assert len({path.parent.name.casefold() for path in folders}) == len(folders)
 
 
-@pytest.mark.parametrize("backbone", REFUSED)
-def test_a_backbone_without_a_folder_of_its_own_is_refused(registry, tmp_path, backbone):
-    made = registries.write_sample(tmp_path / "made", 7, backbone=backbone)
-    with pytest.raises(RegistryError, match="cannot be published"):
-        registry.put(made, Publication("polite"))
+def test_a_backbone_without_a_folder_of_its_own_is_refused(registry, tmp_path):
+    for number, backbone in enumerate(REFUSED):
+        made = registries.write_sample(tmp_path / f"made{number}", 7, backbone=backbone)
+        with pytest.raises(RegistryError, match="cannot be published"):
+            registry.put(made, Publication("polite"))
 
 
 def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
@@ -560,33 +541,20 @@ def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
     assert registry.verify() == []
 
 
-def test_the_number_of_a_deleted_version_is_not_used_again(registry, tmp_path):
+def test_the_number_of_a_version_deleted_by_hand_is_not_used_again(registry, tmp_path):
     home = registry.root / BACKBONE / "polite"
-    third, fourth, fifth = (registries.write_sample(tmp_path / f"new-{n}", n) for n in (13, 14, 15))
+    third, fourth = (registries.write_sample(tmp_path / f"new-{n}", n) for n in (13, 14))
     assert registry.put(third, Publication("polite")).version == "v3"
-    shutil.rmtree(home / "v3")
-    assert registry.put(fourth, Publication("polite")).version == "v4"
-    shutil.rmtree(home / "v4")
-    for taken in ("v3", "v4", "v1"):
-        with pytest.raises(RegistryError, match="v5"):
-            registry.put(fifth, Publication("polite", taken))
     for version in home.glob("v*"):
         shutil.rmtree(version)
-    assert registry.put(fifth, Publication("polite")).version == "v5"
+    for taken in ("v3", "v1"):
+        with pytest.raises(RegistryError, match="v4"):
+            registry.put(fourth, Publication("polite", taken))
+    assert registry.put(fourth, Publication("polite")).version == "v4"
     assert registry.put(third, Publication("polite", "v9")).version == "v9"
     shutil.copytree(home / "v9", home / "v999999999")
     with pytest.raises(RegistryError, match="no version number is left"):
         registry.put(registries.write_sample(tmp_path / "made", 8), Publication("polite"))
-
-
-def test_a_registry_of_an_earlier_release_is_read_and_continued(registry, tmp_path):
-    names = registry.root / BACKBONE / "polite" / "names.json"
-    names.write_text('{"tags": {"best": "v1"}, "yanked": {"v1": "why"}}')
-    assert registry.resolve("polite", "best").yanked == "why"
-    made = registries.write_sample(tmp_path / "made", 8)
-    assert registry.put(made, Publication("polite")).version == "v3"
-    tree = json.loads(names.read_bytes())
-    assert tree == {"highest": 3, "tags": {"best": "v1"}, "yanked": {"v1": "why"}}
 
 
 @pytest.mark.parametrize("reason", ["\udcff", "x" * 3000])
@@ -708,22 +676,3 @@ def test_a_disk_that_refuses_a_change_is_one_error(registry, monkeypatch, step):
             act()
     monkeypatch.undo()
     assert state(registry)[0] in (before[0], ["v1"])
-
-
-HOSTILE_DATES = {
-    "pipe": os.mkfifo, "folder": Path.mkdir, "text": lambda path: path.write_text("\x1b[2J"),
-    "huge": lambda path: path.write_text("2" * 9999),
-    "link": lambda path: path.symlink_to(path.parents[1] / "v1" / path.name),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", HOSTILE_DATES)
-def test_a_hostile_date_is_no_date(registry, kind):
-    path = registry.root / BACKBONE / "polite" / "v2" / ".published"
-    path.unlink()
-    HOSTILE_DATES[kind](path)
-    with limited(), warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        dates = {e.version: e.published for e in registry.search(Query(all_versions=True))}
-    assert dates.get("v2") is None
-    assert dates["v1"].startswith("20")

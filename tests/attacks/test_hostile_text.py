@@ -385,23 +385,7 @@ def test_no_command_lets_a_stranger_control_the_terminal(
         check(text)
 
 
-def test_json_is_valid_and_keeps_every_character(world, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(shutil.copytree(world, tmp_path / "w"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    manifest = json.loads((world / "run" / "adapter" / "adapter.json").read_bytes())
-    assert HOSTILE in manifest["description"]
-    assert HOSTILE in manifest["labels"][0]
-    shown = json.loads(run(monkeypatch, "show", "./run", "--json"))
-    assert shown == manifest
-    lines = run(monkeypatch, "list", "--registry", "registry", "--all", "--json").splitlines()
-    entries = [json.loads(line) for line in lines if not line.startswith("note: ")]
-    assert {entry["description"] for entry in entries} == {manifest["description"]}
-    text = run(monkeypatch, "predict", "./run", "a good movie", "--json")
-    predicted = json.loads(text[text.index('{"text"') :])  # behind the stages
-    assert sorted(predicted["scores"]) == sorted(manifest["labels"])
-
-
-def test_markup_and_escapes_are_shown_as_text(world, tmp_path, monkeypatch) -> None:
+def test_texts_are_shown_escaped_and_json_keeps_every_character(world, tmp_path, monkeypatch):
     """What the tables and lines show is the text itself, escaped, and not nothing."""
     monkeypatch.chdir(shutil.copytree(world, tmp_path / "w"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -410,6 +394,17 @@ def test_markup_and_escapes_are_shown_as_text(world, tmp_path, monkeypatch) -> N
         assert text in listed, ascii(listed)
     yanked = run(monkeypatch, "pull", "polite@v2", "--registry", "registry")
     assert "note: polite@v2 was yanked: x:bomb:\\u001b]0;owned\\u0007" in yanked
+    manifest = json.loads((world / "run" / "adapter" / "adapter.json").read_bytes())
+    assert HOSTILE in manifest["description"]
+    assert HOSTILE in manifest["labels"][0]
+    assert json.loads(run(monkeypatch, "show", "./run", "--json")) == manifest
+    lines = run(monkeypatch, "list", "--registry", "registry", "--all", "--json").splitlines()
+    entries = [json.loads(line) for line in lines if not line.startswith("note: ")]
+    assert {entry["description"] for entry in entries} == {manifest["description"]}
+    text = run(monkeypatch, "predict", "./run", "a good movie", "--json")
+    predicted = json.loads(text[text.index('{"text"') :])  # behind the stages
+    assert sorted(predicted["scores"]) == sorted(manifest["labels"])
+    check(run(monkeypatch, "predict", "./run", "a \x1b[31mred\u202e one"))
 
 
 def test_logs_and_unexpected_errors_are_printable(capsys, monkeypatch) -> None:
@@ -479,18 +474,15 @@ MAIN = "from adapterhub.cli import main; main()"
 SHOW = (sys.executable, "-c", MAIN, "show", "polite", "--registry")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_output_that_the_stream_cannot_encode_is_escaped(world, tmp_path, encoding) -> None:
+def test_output_that_the_stream_cannot_encode_is_escaped(world, tmp_path) -> None:
     """A terminal or pipe of another encoding shows escapes instead of a traceback."""
     place = Path(shutil.copytree(world / "registry", tmp_path / "registry"))
     for card in place.glob("*/polite/v*/README.md"):
         card.write_text("# Höfliche Karte \u6f22\u5b57 \U0001f600\n", encoding="utf-8")
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([*SHOW, str(place)], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == b""
-    text = done.stdout.decode(encoding, "replace")
-    assert "\\u6f22\\u5b57" in text or encoding == "ascii", "click writes UTF-8 in place of ASCII"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "\\u6f22\\u5b57" in done.stdout.decode("cp1252")
 
 
 def test_a_closed_pipe_ends_without_a_traceback(world, tmp_path) -> None:

@@ -37,7 +37,7 @@ from adapterhub.inference.record import read_training_record
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.store import Publication
-from adapterhub.registry.trust import distrust_key, require_signatures, trust_key
+from adapterhub.registry.trust import require_signatures, trust_key
 from tests.kit import fake_hub, registries
 
 PACKAGE = Path(ah.__file__).parent
@@ -310,14 +310,8 @@ TAMPERED = {
         lambda path: with_bytes(b"\0" * 4, b"\0\0\0\1")(path.with_name("adapter.safetensors")),
         FileError, "damaged",
     ),
-    "empty": (lambda path: path.write_bytes(b""), FileError, None),
-    "huge": (lambda path: path.write_bytes(b" " * (1 << 20)), FileError, None),
     "sparse": (lambda path: os.truncate(path, 1 << 40), FileError, None),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-2]), FileError, None),
-    "twice": (
-        with_bytes(b'"name": "polite"', b'"name": "rude",\n      "name": "polite"'), FileError, None
-    ),
-    "more": (with_bytes(b'"version": 1', b'"x": 1'), FileError, None),
     "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), FileError, None),
     "folder": (lambda path: (path.unlink(), path.mkdir()), FileError, None),
     "link": (moved_to_a_link, FileError, None),
@@ -355,17 +349,6 @@ def test_an_old_version_cannot_be_passed_off_as_a_new_one(hub, made, key):
     with pytest.raises(SignatureError, match="the store gives no number"):
         ah.pull("hf:acme/polite")
     ah.pull(f"hf:acme/polite@{first}")  # this commit was asked for
-
-
-def test_a_key_that_is_no_longer_trusted_is_refused(registry, made, key):
-    other = registries.new_key()
-    ah.publish(made(), "polite", sign=key)
-    for trusted in (key, other):
-        registries.require_key(trusted)
-    ah.pull("polite")
-    distrust_key(key.public.text)
-    with pytest.raises(SignatureError, match=other.public.id):
-        ah.pull("polite")
 
 
 @pytest.mark.parametrize("other", ["adapter", "another library's"])
@@ -543,25 +526,21 @@ def test_a_lock_or_a_hub_that_goes_back_is_noticed(hub, made):
 # Keys
 
 
-@pytest.mark.parametrize("passphrase", [None, "secret"])
-def test_a_private_key_is_not_published(hub, made, tmp_path, passphrase):
-    pytest.importorskip("cryptography")
-    write_key_pair(tmp_path / "a.key", passphrase)
+def test_no_private_key_is_published(hub, made, key, tmp_path):
+    """Neither in a card, nor as a file beside the adapter."""
     folder = made()
-    (folder / "README.md").write_text((tmp_path / "a.key").read_text())
-    with pytest.raises(FileError, match="private key"):
-        ah.push(folder, "hf:acme/polite", peft=False)
+    card = (folder / "README.md").read_text()
+    for passphrase in (None, "secret"):
+        write_key_pair(tmp_path / f"{passphrase}.key", passphrase)
+        (folder / "README.md").write_text((tmp_path / f"{passphrase}.key").read_text())
+        with pytest.raises(FileError, match="private key"):
+            ah.push(folder, "hf:acme/polite", peft=False)
     assert "acme/polite" not in hub.repositories
-
-
-def test_files_beside_an_adapter_are_not_published(hub, made, key):
-    folder = made()
-    (folder / "acme.key").write_text("-----BEGIN PRIVATE KEY-----")
+    (folder / "README.md").write_text(card)
+    (tmp_path / "None.key").rename(folder / "acme.key")
     ah.push(folder, "hf:acme/polite", peft=False, sign=key)
-    names = sorted(hub.repositories["acme/polite"].commits[-1][1])
-    assert names == [
-        ".gitattributes", "README.md", "adapter.json", "adapter.safetensors", "adapter.sig"
-    ]  # fmt: skip
+    names = {"README.md", "adapter.json", "adapter.safetensors", "adapter.sig", ".gitattributes"}
+    assert hub.repositories["acme/polite"].commits[-1][1].keys() == names
 
 
 def test_a_stale_signature_is_not_published(registry, made, key):
