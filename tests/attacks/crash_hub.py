@@ -10,7 +10,6 @@ does its work without repair.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -52,6 +51,7 @@ from adapterhub.hub.state import (
 )
 from adapterhub.registry import hub_client, hub_reader
 from tests.kit import fake_hub, real_hub
+from tests.kit.real_hub import digest
 
 KEPT = {"a.md": b"a", "in/b.md": b"b"}
 MIRRORED = "far/away"
@@ -123,7 +123,8 @@ class Place:
         require_whole(self.hub, KEPT)
         state = "none"
         if (self.target / DATABASE).exists():
-            state = "new" if is_new(self.target) else "old"
+            with open_hub(self.target) as hub:
+                state = "new" if files_of(hub) == KEPT else "old"
             require_whole(self.target, KEPT if state == "new" else {"a.md": b"a"})
         self.back_up()
         require_whole(self.target, KEPT)
@@ -185,11 +186,6 @@ def mirrored_files(hub: Hub) -> dict[str, bytes] | None:
     return here
 
 
-def digest(data: bytes) -> str:
-    """Return the sha256 of a file."""
-    return hashlib.sha256(data).hexdigest()
-
-
 @contextmanager
 def other_hub() -> Iterator[str]:
     """Run an upstream in a child, whose threads are not in the children that are killed."""
@@ -219,12 +215,6 @@ def commit(hub: Hub, name: str, files: dict[str, bytes]) -> None:
         )
         change = CommitChange(files={path: hub.blobs.stage(data) for path, data in files.items()})
         write_commit(connection, found.id, "main", change, "ada")
-
-
-def is_new(folder: Path) -> bool:
-    """Return whether a hub has the second commit."""
-    with open_hub(folder) as hub:
-        return len(files_of(hub)) == len(KEPT)
 
 
 def files_of(hub: Hub) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from adapterhub.methods.common.base import parse_methods
 from adapterhub.tasks import parse_task
 from tests.kit.selection import ALL
 
-INPUTS = 1200 if ALL else 400
+INPUTS = 800 if ALL else 280
 METHODS = ("lora", "houlsby", "prompt", "bitfit")
 
 
@@ -21,7 +21,7 @@ METHODS = ("lora", "houlsby", "prompt", "bitfit")
 def test_a_short_fuzzing_run_has_no_findings(tmp_path) -> None:
     outcomes, findings = fuzz.fuzz(tmp_path, seed=0, inputs=INPUTS, seconds=120, methods=METHODS)
     assert not findings, "\n".join(findings)
-    assert len(outcomes) >= 13
+    assert len(outcomes) >= 11
     assert sum(counts.total() for counts in outcomes.values()) == INPUTS
     assert sum(counts["accepted"] for counts in outcomes.values()) >= INPUTS / 100
     assert len(set().union(*outcomes.values())) >= INPUTS / 12, "too few kinds of refusal"

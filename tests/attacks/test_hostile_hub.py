@@ -382,10 +382,8 @@ def listed(**changes):
 LISTINGS = {
     "flood": flood,
     "size": body(listed(size=98)),
-    "larger": body(listed(size=100)),
     "huge": body(listed(size=1 << 60)),
     "no room": body(listed(size=60 << 30)),
-    "text": body(listed(size="99")),
     "hash": body(listed(oid="0" * 40)),
     "no hash": body(listed(oid="../../x")),
     "lfs": body(listed(lfs={"oid": "0" * 64, "size": 99})),
@@ -394,8 +392,6 @@ LISTINGS = {
         [{**listed()[0], "path": p} for p in ("../x", "/etc/x", "con", "a\x1b", "a:b", 3, None)]
     ),
     "folder": body(listed(type="directory")),
-    "object": body({"a": 1}),
-    "levels": body(b"[" * 100_000),
 }
 
 
@@ -458,14 +454,11 @@ def test_a_redirected_push_takes_no_token_elsewhere(hub, home, other, made, writ
 
 ANSWERS = {
     "echo 400": echo(400),
-    "echo 413": echo(413),
     "echo 403": echo(403),
     "flood": flood,
     "bomb": bomb(8 << 20),
     "huge": claimed(10**15),
     "levels": body(b"[" * 100_000),
-    "list": body(b"[]"),
-    "text": body(b'"x"'),
     "names": body({"commitUrl": "../../x", "commitOid": "../../x", "url": "../../x"}),
     "http": redirect("http://example.org/x", 307),
     "file": redirect("file:///etc/passwd", 307),
@@ -603,10 +596,8 @@ def test_the_tokens_of_xet_are_requested_from_the_hub_only(endpoint, home, other
 
 PAGES = {
     "HTML": b"<!DOCTYPE html><title>Log in to the network</title>",
-    "HTML behind spaces": b"\r\n  <html></html>\n",
     "nothing": b"",
     "a text": b"OK",
-    "an object": b'{"error": "no such page"}',
     "a list that is cut": b'[{"id": "acme/polite"}',
 }
 

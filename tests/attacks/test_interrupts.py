@@ -50,44 +50,27 @@ class World:
             tiny_models.scramble(ah.attach(self.model, spec, name=name), std=scale)
 
 
+def as_it_is(world: World) -> None:
+    """Prepare nothing more."""
+
+
 @dataclass
 class Case:
-    """An operation on a model with some adapters."""
+    """An operation on a model with some adapters, each a spec and a name."""
 
-    prepare: Callable[[World], None]
+    attached: tuple[tuple[Any, str], ...]
     operate: Callable[[World], Any]
     architecture: str = "bert"
     task: str = "classification"
+    then: Callable[[World], Any] = as_it_is  # the rest of the preparation
+    scale: float = 0.2
     half: bool = False  # the backbone in bf16
 
 
-def nothing(world: World) -> None:
-    pass
-
-
-def two(world: World) -> None:
-    world.attach("lora(rank=2)", "a")
-    world.attach("ia3", "b")
-
-
-def two_bottlenecks(world: World) -> None:
-    world.attach("pfeiffer", "a")
-    world.attach("pfeiffer", "b")
-
-
-def heads_and_norms(world: World) -> None:
-    world.attach("bitfit", "a")
-    world.attach("lora(rank=2)", "b")
-    ah.activate(world.model, "a")
-
-
-def loaded(world: World) -> None:
-    load(world)
-
-
-def averaged(world: World) -> None:
-    two(world)
-    ah.activate(world.model, ah.Average(["a", "b"]))
+TWO = (("lora(rank=2)", "a"), ("ia3", "b"))
+BOTTLENECKS = (("pfeiffer", "a"), ("pfeiffer", "b"))
+NORMS = (("bitfit", "a"), ("lora(rank=2)", "b"))
+PROMPT = (("prompt(length=2)", "a"),)
 
 
 def load(world: World) -> None:
@@ -99,12 +82,15 @@ def refused(world: World) -> None:
         ah.load(world.model, world.folders / "refused", tokenizer=world.tokenizer)
 
 
-def routed(rows: list[Any], computes: bool = False) -> Callable[[World], None]:
+def routed(*rows: list[Any], **inputs: Any) -> Callable[[World], None]:
+    """Return what routes rows, each list inside of the one before, and computes with inputs."""
+
     def run(world: World) -> None:
-        with ah.route(world.model, rows):
-            if computes:
-                with torch.no_grad():
-                    world.model(**batch_of(world.model))
+        with contextlib.ExitStack() as stack:
+            for each in rows:
+                stack.enter_context(ah.route(world.model, each))
+            if inputs:
+                compute(world, **inputs)
 
     return run
 
@@ -112,31 +98,6 @@ def routed(rows: list[Any], computes: bool = False) -> Callable[[World], None]:
 def disabled(world: World) -> None:
     with ah.disabled(world.model):
         pass
-
-
-def route_a_loss(world: World) -> None:
-    labels = {"labels": torch.tensor([0, 1, 2])}
-    with ah.route(world.model, ["a", "b", None]), torch.no_grad():
-        world.model(**batch_of(world.model), **labels)
-
-
-def nested(world: World) -> None:
-    with ah.route(world.model, ["a", "b", None]), ah.route(world.model, ["b"] * 3):
-        pass
-
-
-def one_with_a_training_part(world: World) -> None:
-    world.attach("lora(rank=2)", "a", 0.01)
-    world.model.pooler.train()
-
-
-def merge(world: World) -> None:
-    ah.merge(world.model)
-
-
-def merged(world: World) -> None:
-    world.attach("lora(rank=2)", "a", scale=0.01)
-    ah.merge(world.model)
 
 
 def attach(spec: Any) -> Callable[[World], Any]:
@@ -151,51 +112,55 @@ def detach(name: str | None = None) -> Callable[[World], Any]:
     return lambda world: ah.detach(world.model, name)
 
 
-def compute(world: World) -> None:
+def compute(world: World, **inputs: Any) -> None:
     with torch.no_grad():
-        world.model(**batch_of(world.model))
+        world.model(**batch_of(world.model), **inputs)
 
 
+ONE = (("lora(rank=2)", "a"),)
+A, AVERAGE = activate("a"), activate(ah.Average(["a", "b"]))
 CASES = {
-    "compute in fp32": Case(heads_and_norms, compute, half=True),
-    "compute an average": Case(averaged, compute),
-    "compute tokens": Case(loaded, compute, "llama", "causal-lm"),
-    "compute a prompt": Case(lambda w: w.attach("prompt(length=2)", "a"), compute, "t5", "seq2seq"),
-    "compute a mix": Case(lambda w: w.attach("scalar-mix", "a"), compute, "bert", "features"),
-    "compute a prefix": Case(
-        lambda w: w.attach("prefix(length=2)", "a"), compute, "llama", "causal-lm"
-    ),
-    "attach lora": Case(nothing, attach("lora(rank=2)")),
-    "attach bitfit to others": Case(heads_and_norms, attach("bitfit"), half=True),
-    "attach prefix": Case(nothing, attach("prefix(length=2)"), "llama", "causal-lm"),
-    "attach prompt": Case(two, attach("prompt(length=2)"), "bert", "features"),
-    "attach full": Case(two, attach("full"), "gpt2", "causal-lm"),
-    "attach dora": Case(nothing, attach("dora(rank=2)"), "llama", "causal-lm"),
-    "attach mix": Case(nothing, attach("scalar-mix"), "bert", "features"),
+    "compute in fp32": Case(NORMS, compute, then=A, half=True),
+    "compute an average": Case(TWO, compute, then=AVERAGE),
+    "compute tokens": Case((), compute, "llama", "causal-lm", then=load),
+    "compute a prompt": Case(PROMPT, compute, "t5", "seq2seq"),
+    "compute a mix": Case((("scalar-mix", "a"),), compute, "bert", "features"),
+    "compute a prefix": Case((("prefix(length=2)", "a"),), compute, "llama", "causal-lm"),
+    "attach lora": Case((), attach("lora(rank=2)")),
+    "attach bitfit to others": Case(NORMS, attach("bitfit"), then=A, half=True),
+    "attach prefix": Case((), attach("prefix(length=2)"), "llama", "causal-lm"),
+    "attach prompt": Case(TWO, attach("prompt(length=2)"), "bert", "features"),
+    "attach full": Case(TWO, attach("full"), "gpt2", "causal-lm"),
+    "attach dora": Case((), attach("dora(rank=2)"), "llama", "causal-lm"),
+    "attach mix": Case((), attach("scalar-mix"), "bert", "features"),
     "attach a fusion": Case(
-        two_bottlenecks, attach("adapterfusion(adapters=['a', 'b'])"), "bert", "features"
+        BOTTLENECKS, attach("adapterfusion(adapters=['a', 'b'])"), "bert", "features"
     ),
-    "load with tokens": Case(two, load, "llama", "causal-lm"),
-    "load refused": Case(two, refused, "llama", "causal-lm"),
-    "activate a stack": Case(heads_and_norms, activate("b", "a")),
-    "activate none": Case(heads_and_norms, activate(), half=True),
-    "activate an average": Case(two, activate(ah.Average(["a", "b"]))),
-    "leave an average": Case(averaged, activate("a")),
-    "route rows": Case(two, routed(["a", None, "b"])),
-    "route one": Case(heads_and_norms, routed(["a"] * 3)),
-    "disabled": Case(heads_and_norms, disabled),
-    "route tokens": Case(loaded, routed(["stranger"] * 3), "llama", "causal-lm"),
-    "route a loss": Case(two, route_a_loss),
-    "routes nested": Case(two, nested),
-    "detach one": Case(heads_and_norms, detach("a"), half=True),
-    "detach all": Case(averaged, detach()),
-    "detach tokens": Case(loaded, detach("stranger"), "llama", "causal-lm"),
-    "detach prompt": Case(
-        lambda w: w.attach("prompt(length=2)", "a"), detach("a"), "t5", "seq2seq"
+    "load with tokens": Case(TWO, load, "llama", "causal-lm"),
+    "load refused": Case(TWO, refused, "llama", "causal-lm"),
+    "activate a stack": Case(NORMS, activate("b", "a"), then=A),
+    "activate none": Case(NORMS, activate(), then=A, half=True),
+    "activate an average": Case(TWO, AVERAGE),
+    "leave an average": Case(TWO, A, then=AVERAGE),
+    "route rows": Case(TWO, routed(["a", None, "b"])),
+    "route one": Case(NORMS, routed(["a"] * 3), then=A),
+    "disabled": Case(NORMS, disabled, then=A),
+    "route tokens": Case((), routed(["stranger"] * 3), "llama", "causal-lm", then=load),
+    "route a loss": Case(TWO, routed(["a", "b", None], labels=torch.tensor([0, 1, 2]))),
+    "routes nested": Case(TWO, routed(["a", "b", None], ["b"] * 3)),
+    "detach one": Case(NORMS, detach("a"), then=A, half=True),
+    "detach all": Case(TWO, detach(), then=AVERAGE),
+    "detach tokens": Case((), detach("stranger"), "llama", "causal-lm", then=load),
+    "detach prompt": Case(PROMPT, detach("a"), "t5", "seq2seq"),
+    "merge": Case(
+        ONE, lambda world: ah.merge(world.model), "bert", "features",
+        then=lambda world: world.model.pooler.train(), scale=0.01,
     ),
-    "merge": Case(one_with_a_training_part, merge, "bert", "features"),
-    "unmerge": Case(merged, lambda world: ah.unmerge(world.model), "gpt2", "causal-lm"),
-}
+    "unmerge": Case(
+        ONE, lambda world: ah.unmerge(world.model), "gpt2", "causal-lm",
+        then=lambda world: ah.merge(world.model), scale=0.01,
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +188,9 @@ def new_world(case: Case, folders: Path) -> World:
     size = {} if tokenizer is None else {"vocab_size": len(tokenizer)}
     model = tiny_models.model(case.architecture, case.task, **size)
     world = World(model.bfloat16() if case.half else model, tokenizer, folders)
-    case.prepare(world)
+    for spec, name in case.attached:
+        world.attach(spec, name, case.scale)
+    case.then(world)
     return world
 
 
@@ -255,7 +222,7 @@ class Trial:
 
     def __init__(self, case: Case, folders: Path) -> None:
         self.case, self.folders = case, folders
-        world = new_world(replace(case, prepare=nothing), folders)
+        world = new_world(replace(case, attached=(), then=as_it_is), folders)
         self.pristine = observed(world.model, world.tokenizer)
         operated(case, new_world(case, folders), Lines())  # what is done once only
         world = new_world(case, folders)

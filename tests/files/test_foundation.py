@@ -58,16 +58,10 @@ def test_the_manifest_names_them_and_older_files_keep_their_bytes(foundation: Fo
     for given in ((), (foundation, foundation)):
         with pytest.raises(FileError, match="which are not here"):
             check_foundations(replace(saved, on=given))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("digest", "ab"), ("reference", "/home/me/lang"), ("reference", "../x"), ("name", "a/../b")],
-)
-def test_a_manifest_with_a_wrong_record_is_refused(foundation, field, value):
-    ref = replace(foundation.ref, **{field: value})  # type: ignore[arg-type]
-    with pytest.raises(OutputError, match="cannot be written"):
-        to_json(replace(foundation.saved.manifest, on=(ref,)))
+    for wrong in ({"digest": "ab"}, {"reference": "/home/me/lang"}, {"reference": "../x"},
+                  {"name": "a/../b"}):  # fmt: skip
+        with pytest.raises(OutputError, match="cannot be written"):
+            to_json(replace(manifest, on=(replace(foundation.ref, **wrong),)))
 
 
 def test_a_chain_is_named_from_above_and_listed_from_below(foundation: Foundation) -> None:

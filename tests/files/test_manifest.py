@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from forge import sealed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,13 +188,7 @@ def test_each_field_is_required_and_typed(field: str) -> None:
 def test_an_unknown_neutral_field_is_ignored() -> None:
     quiet = {**TREE, "later": None, "also": [], "flag": False, "map": {}, "text": ""}
     quiet["backbone"] = {**TREE["backbone"], "shard": None}
-    quiet["sha256"] = _digest(quiet)
-    assert from_json(canonical_json(quiet)) == MANIFEST
-
-
-def _digest(tree: dict[str, Any]) -> str:
-    rest = {name: value for name, value in tree.items() if name != "sha256"}
-    return hashlib.sha256(canonical_json(rest)).hexdigest()
+    assert from_json(sealed(quiet)) == MANIFEST
 
 
 @pytest.mark.parametrize("value", [1, True, "x", [0], {"a": None}])

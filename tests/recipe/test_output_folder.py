@@ -49,20 +49,6 @@ def test_the_best_checkpoint_alone_is_not_resumed(tmp_path):
     check_output(tmp_path, resume=True)
 
 
-def test_one_run_at_a_time(tmp_path):
-    output = tmp_path / "run"
-    with hold_output(output, resume=False):
-        (output / "recipe.yaml").write_text("x")
-        with pytest.raises(OutputError, match="another process is training in") as error:
-            check_output(output, resume=True)
-        assert str(output) in error.value.problem
-        with pytest.raises(OutputError, match="another process"), hold_output(output, resume=True):
-            pytest.fail("held twice")
-    with hold_output(output, resume=True):
-        pass
-    assert sorted(os.listdir(output)) == [LOCK, "recipe.yaml"]
-
-
 def test_an_empty_folder_is_removed_if_this_run_created_it(tmp_path):
     (tmp_path / "mine").mkdir()
     for name in ("mine", "new"):

@@ -73,7 +73,8 @@ def test_no_name_with_a_meaning_is_an_option():
     assert len(MEANINGS) > 40
     for name in MEANINGS:
         assert NAMES.own_name(name) is None, name
-        assert NAMES.suggest(name) == f"; try {MEANINGS[name]}"
+        assert name == name.lower()
+        assert "-" not in name
 
 
 def test_options_are_accepted_above_their_group():
@@ -90,12 +91,6 @@ def test_options_are_accepted_above_their_group():
         ("train.lora_r=4", "train.lora_r is not an option; try method='lora(rank=8)'"),
         ("warmup_ratio=0.1", "; try train.warmup=0.1"),
         ("train.LR_scheduler_type=linear", "; try train.schedule=cosine"),
-        ("train.epoch=3", "did you mean 'epochs'"),
-        ("epohcs=3", "epohcs is not an option; did you mean 'train.epochs'"),
-        ("data.epochs=3", "data.epochs is not an option; try train.epochs"),
-        ("train.text=body", "; try data.text"),
-        ("data.lr=1", "; try train.learning_rate"),
-        ("trian.epochs=3", "did you mean 'train'?"),
         ("data.output_dir=x", "; try output"),
         ("xyzzy=1", "valid options: backbone"),
         ("train=3", "train is 3, expected mapping"),
@@ -107,10 +102,7 @@ def test_a_wrong_name_says_what_to_type(word, expected):
     assert expected in str(error.value)
 
 
-def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins():
-    with pytest.raises(ConfigError, match="given twice") as error:
-        read(None, ["lr=1", "train.learning_rate=2"], REQUIRED)
-    assert error.value.offenders == ("train.learning_rate: as lr and train.learning_rate",)
+def test_a_later_layer_wins_under_any_name():
     flags = REQUIRED | {"train": {"learning_rate": 2.0}}
     assert read(None, ["lr=1"], flags).train.learning_rate == 1.0
     assert read(None, ["train={}", "lr=1"], REQUIRED).train.learning_rate == 1.0
@@ -181,11 +173,6 @@ def test_the_page_has_every_alias():
         for name in re.findall(r"\w+", names)
     }
     assert listed == ALIASES
-
-
-def test_the_tables_do_not_overlap():
-    assert ALIASES.keys().isdisjoint(MEANINGS)
-    assert all(name == name.lower() and "-" not in name for name in MEANINGS)
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,9 @@ NAMES = sorted(SHAPES)
 @pytest.mark.parametrize(
     ("name", "step", "value"),
     [
-        ("linear", 0, 1 / 5),
-        ("linear", 3, 4 / 5),
-        ("linear", 4, 1.0),
         ("linear", 12, 0.5),
-        ("linear", 20, 0.0),
-        ("cosine", 3, 4 / 5),
-        ("cosine", 4, 1.0),
         ("cosine", 8, (1 + math.sqrt(0.5)) / 2),
-        ("cosine", 12, 0.5),
-        ("cosine", 20, 0.0),
         ("constant", 0, 1 / 5),
-        ("constant", 4, 1.0),
-        ("constant", 19, 1.0),
         ("slanted", 0, 1 / 32),
         ("slanted", 2, 33 / 64),
         ("slanted", 4, 1.0),
@@ -98,16 +88,6 @@ def test_every_step_is_transformers_schedule_one_step_ahead(name, total):
         theirs = transformers_multiplier(name, total + 1, warmup + 1)
         for step in range(total):
             assert ours(step) == pytest.approx(theirs(step + 1), abs=2e-16), (warmup, step)
-
-
-def test_the_first_step_trains_unlike_that_of_transformers():
-    assert transformers_multiplier("linear", 100, 6)(0) == 0
-    assert schedule("linear", 100)(0) == pytest.approx(1 / 7)
-
-
-def test_slanted_defaults_are_those_of_the_paper():
-    for step, value in ((0, 1 / 32), (50, 16.5 / 32), (100, 1.0), (550, 16.5 / 32)):
-        assert schedule("slanted", 1000)(step) == pytest.approx(value, abs=1e-12)
 
 
 def test_unknown_name_suggests_the_nearest():

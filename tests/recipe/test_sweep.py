@@ -83,15 +83,16 @@ STAGES = [
 ]
 
 
-def staged(folder: Path, *words: str, **changed: Any) -> StagedRecipe | None:
+def staged(folder: Path, *words: str, **changed: Any) -> StagedRecipe:
     """Write a recipe, and read it."""
     (folder / "recipe.yaml").write_text(dump_yaml({**COMMON, "stages": STAGES, **changed}))
-    return read_staged(folder / "recipe.yaml", words)
+    read = read_staged(folder / "recipe.yaml", words)
+    assert read is not None
+    return read
 
 
 def test_a_stage_overrides_what_is_around_it(tmp_path):
     read = staged(tmp_path, "train.epochs=5", "data.rows=9")
-    assert read is not None
     first, second = read.stages["first"], read.stages["second"]
     assert (first.task, first.method, first.from_) == ("masked-lm", {"lora": {"rank": 4}}, None)
     assert (second.task, second.method, second.seed) == (None, "ia3", 3)
@@ -105,7 +106,6 @@ def test_a_stage_overrides_what_is_around_it(tmp_path):
 
 def test_what_is_written_reads_the_same(tmp_path):
     read = staged(tmp_path, "train.epochs=5", "method=[bitfit, ia3]")
-    assert read is not None
     (tmp_path / "again.yaml").write_text(read.to_yaml())
     again = read_staged(tmp_path / "again.yaml")
     assert again is not None
@@ -115,25 +115,15 @@ def test_what_is_written_reads_the_same(tmp_path):
     assert all(recipe.method == ["bitfit", "ia3"] for recipe in again.stages.values())
 
 
-def test_a_method_may_be_that_of_an_earlier_stage(tmp_path):
-    common = {k: v for k, v in COMMON.items() if k != "method"}
-    (tmp_path / "recipe.yaml").write_text(
-        dump_yaml({**common, "stages": [STAGES[0], {**STAGES[1], "method": None}]})
-    )
-    read = read_staged(tmp_path / "recipe.yaml")
-    assert read is not None
-    assert read.stages["second"].method is None
-
-
-def test_other_names_stay_references(tmp_path):
-    read = staged(tmp_path, stages=[STAGES[0], {**STAGES[1], "from": "hf:someone/polite"}])
-    assert read is not None
-    assert read.stages["second"].from_ == "hf:someone/polite"
-    later = staged(
-        tmp_path, stages=[{**STAGES[1], "from": "later"}, {**STAGES[0], "name": "later"}]
-    )
-    assert later is not None
-    assert later.stages["second"].from_ == "later", "only an earlier stage"
+def test_a_stage_may_name_no_method_and_other_names_stay_references(tmp_path):
+    later = {**STAGES[0], "name": "later"}
+    for stages, start in (
+        ([STAGES[0], {**STAGES[1], "from": "hf:someone/polite"}], "hf:someone/polite"),
+        ([{**STAGES[1], "from": "later"}, later], "later"),  # only an earlier stage is one
+    ):
+        assert staged(tmp_path, stages=stages).stages["second"].from_ == start
+    stages = [STAGES[0], {**STAGES[1], "method": None}]
+    assert staged(tmp_path, method=None, stages=stages).stages["second"].method is None
 
 
 @pytest.mark.parametrize(

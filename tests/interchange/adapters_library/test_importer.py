@@ -26,7 +26,7 @@ from tests.kit.peers import (
     imported,
     inputs,
 )
-from tests.kit.selection import long_table
+from tests.kit.selection import cases_of
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -41,7 +41,10 @@ def test_the_golden_files_cover_the_methods_and_backbones():
         assert f"{case}.hidden" in EXPECTED[architecture]
 
 
-@long_table(("architecture", "case"), COMPARED, 8)
+GATED = [("bert", "unipelt"), ("gpt2", "unipelt"), ("t5", "unipelt")]
+
+
+@pytest.mark.parametrize(("architecture", "case"), dict.fromkeys([*cases_of(COMPARED), *GATED]))
 def test_equal_hidden_states(architecture, case, tmp_path):
     """Compare after the import and after saving and loading our own files."""
     model = backbone(architecture)
