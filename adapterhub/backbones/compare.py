@@ -45,7 +45,7 @@ class SameNumbers:
 
 def same(
     expected: Mapping[str, Tensor | None],
-    found: Mapping[str, Tensor | None],
+    actual: Mapping[str, Tensor | None],
     precision: torch.dtype | float,
 ) -> SameNumbers:
     """Compare tensors with the expected ones, by name; None is a missing gradient.
@@ -57,7 +57,7 @@ def same(
     sizes = {name: _size(value) for name, value in expected.items()}
     smallest = max(_ZERO * max(sizes.values(), default=0.0), torch.finfo(torch.float32).tiny)
     return SameNumbers(
-        {name: _difference(value, found.get(name)) for name, value in expected.items()},
+        {name: _difference(value, actual.get(name)) for name, value in expected.items()},
         {name: relative * max(size, smallest) for name, size in sizes.items()},
     )
 
@@ -80,10 +80,10 @@ def _size(value: Tensor | None) -> float:
     return float(value.detach().float().nan_to_num(posinf=0.0, neginf=0.0).abs().max())
 
 
-def _difference(expected: Tensor | None, found: Tensor | None) -> float:
-    if expected is None or found is None or expected.shape != found.shape:
-        return 0.0 if expected is found else float("inf")
-    first, second = expected.detach().float(), found.detach().float()
+def _difference(expected: Tensor | None, actual: Tensor | None) -> float:
+    if expected is None or actual is None or expected.shape != actual.shape:
+        return 0.0 if expected is actual else float("inf")
+    first, second = expected.detach().float(), actual.detach().float()
     # The logits of classes that a head lacks are infinite in both.
     differences = torch.where(first == second, 0.0, first - second).abs()
     return float(differences.max()) if differences.numel() else 0.0

@@ -484,15 +484,15 @@ def _plain(value: Any) -> Any:
 
 
 def config_differences(
-    recorded: Mapping[str, Any], found: Mapping[str, Any], path: str = ""
+    recorded: Mapping[str, Any], current: Mapping[str, Any], path: str = ""
 ) -> list[str]:
     """List the fields that both configurations have with different values.
 
     Versions of transformers add and rename fields, so a field that only one side has is ignored.
     """
     problems = []
-    for name in sorted(recorded.keys() & found.keys()):
-        before, now = recorded[name], found[name]
+    for name in sorted(recorded.keys() & current.keys()):
+        before, now = recorded[name], current[name]
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             problems += config_differences(before, now, f"{path}{name}.")
         elif before != now:

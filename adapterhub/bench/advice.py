@@ -327,10 +327,10 @@ def _smallest_ranks(
         *most, last = map(str, numbers)
         named = f"Of the ranks {', '.join(most)} and {last}"
         if small is not best:
-            found = numbers_text(pairs[best.method, small.method])
-            found = "" if small.method == chosen else f" ({found})"
+            text = numbers_text(pairs[best.method, small.method])
+            text = "" if small.method == chosen else f" ({text})"
             top = ranks[best.method]
-            yield f"{named}, {rank} is the smallest that is near enough to the best, {top}{found}."
+            yield f"{named}, {rank} is the smallest that is near enough to the best, {top}{text}."
         elif rank == numbers[0]:
             yield f"{named}, {rank} has the best mean, so no larger one is needed."
         else:

@@ -156,8 +156,8 @@ class TaskContext:
         """Return the fields of the recipe that results depend on, without the method."""
         recipe = {k: v for k, v in _options(self.recipe).items() if k not in _NOT_DECIDING}
         recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
-        found: dict[str, Any] = _without_neutral(recipe)
-        return found
+        deciding: dict[str, Any] = _without_neutral(recipe)
+        return deciding
 
     def methods(self, label: str) -> list[Any]:
         """Return a method of the study with all its options, and its starting adapter."""
@@ -205,10 +205,10 @@ def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Pat
     key = context.key(cell)
     output = work / key
     recipe = context.recipe_of(cell, output)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
 
     def ended(prepared: PreparedRun, outcome: RunOutcome) -> None:
-        found.update(_results(prepared, outcome, context, cell))
+        fields.update(_results(prepared, outcome, context, cell))
 
     status: Status = "done"
     try:
@@ -224,14 +224,14 @@ def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Pat
         raise
     except AdapterhubError as error:
         status = "diverged" if isinstance(error, NotFinite) else "failed"
-        found = {"error": str(error)}
+        fields = {"error": str(error)}
     record = CellRecord(
         key,
         cell,
         status,
         metric=context.metric,
         origin=_origin(context),
-        **found,
+        **fields,
     )
     shutil.rmtree(output, ignore_errors=True)
     return record
@@ -257,12 +257,12 @@ def _results(
         train_seconds=_train_seconds(outcome, prepared),
         peak_memory=outcome.result.peak_memory,
     )
-    found: dict[str, Any] = {"selected": dict(outcome.metrics), "costs": costs}
+    fields: dict[str, Any] = {"selected": dict(outcome.metrics), "costs": costs}
     if cell.stage == "final":
-        found["tested"], found["rows"] = _test(prepared, context.data.test)
+        fields["tested"], fields["rows"] = _test(prepared, context.data.test)
         fitted = sample(prepared.data.train, FIT_ROWS, 0)
-        found["trained"], _ = _test(prepared, fitted)
-    return found
+        fields["trained"], _ = _test(prepared, fitted)
+    return fields
 
 
 def _train_seconds(outcome: RunOutcome, prepared: PreparedRun) -> float:

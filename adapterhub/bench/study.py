@@ -292,15 +292,15 @@ def _whole(number: float) -> float:
 def _check_open(recipe: Recipe) -> None:
     default = Recipe()
     values = {path: _at(recipe, path) for path in _DECIDED}
-    given = [
+    options = [
         f"{path.removesuffix('_')}={value}"
         for path, value in values.items()
         if value != _at(default, path)
     ]
-    if given:
+    if options:
         raise ConfigError(
             "a study chooses these options for each of its runs",
-            offenders=given,
+            offenders=options,
             hint="leave them out; --seeds, --rates and --steps say how many are tried, and the "
             "method `from NAME` starts from an adapter",
         )

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from adapterhub.hub.state import Hub
 
 
-def _read_place(_: click.Context, __: click.Parameter, given: str) -> HubPlace:
+def _read_place(_: click.Context, __: click.Parameter, address: str) -> HubPlace:
     """Return the place of a hub: a folder, or a PostgreSQL database."""
-    if not re.match("postgres(ql)?://", given):
-        return Path(given)
+    if not re.match("postgres(ql)?://", address):
+        return Path(address)
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
-        return make_url(given).set(drivername="postgresql")
+        return make_url(address).set(drivername="postgresql")
     except (ArgumentError, ValueError):
         raise ConfigError(
             "the address of the database cannot be read",

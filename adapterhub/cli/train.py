@@ -356,8 +356,8 @@ def command(
 def _rewarded(spec: str | None, file: str | None, rewards: Sequence[str]) -> str:
     """Return the spec of a task with these rewards: of the flag, the recipe, or grpo."""
     of_recipe = load_yaml(file).get("task") if file else None
-    given: Any = parse_overrides([f"task={spec}"])["task"] if spec else of_recipe or "grpo"
-    parsed = parse_calls(given, "task", "grpo") if isinstance(given, str) else given
+    task: Any = parse_overrides([f"task={spec}"])["task"] if spec else of_recipe or "grpo"
+    parsed = parse_calls(task, "task", "grpo") if isinstance(task, str) else task
     named = parsed if isinstance(parsed, Mapping) else dict(parsed)
     return json.dumps({name: {**(own or {}), "reward": [*rewards]} for name, own in named.items()})
 

@@ -167,18 +167,18 @@ class DataOptions:
         Raises:
             ConfigError: the rows of one source are limited twice, or `rows` are of several ones.
         """
-        given = (self.train,) if isinstance(self.train, str) else self.train or ()
-        if len(given) > 1:
+        sources = (self.train,) if isinstance(self.train, str) else self.train or ()
+        if len(sources) > 1:
             if self.rows is not None:
                 raise ConfigError(
-                    f"data.rows={self.rows} with {len(given)} sources",
+                    f"data.rows={self.rows} with {len(sources)} sources",
                     expected="the rows of each source",
                     hint=f"FILE#{self.rows} (data.train=[{{path: FILE, rows: {self.rows}}}, ...])",
                 )
-            object.__setattr__(self, "train", several_sources(given))
+            object.__setattr__(self, "train", several_sources(sources))
             return
         train: str | None = None
-        for only in given:
+        for only in sources:
             one = only if isinstance(only, DataSource) else None
             train, rows = split_rows(only) if isinstance(only, str) else (only.path, only.rows)
             if rows is not None and self.rows not in (None, rows):
@@ -355,12 +355,12 @@ def name_labels(labels: Iterable[str], options: DataOptions, source: str) -> lis
     table = {name: name for name in names.values()} | dict(names)
     unnamed = Counter(label for label in labels if label not in table)
     if unnamed:
-        given = ",".join(f"{value}={name}" for value, name in names.items())
+        flag = ",".join(f"{value}={name}" for value, name in names.items())
         raise DataError(
             f"{source} has labels without a name",
             offenders=[f"{label!r}: {counted(n, 'time')}" for label, n in unnamed.most_common()],
-            expected=f"the labels of --labels {given}, or their names",
-            hint=f"--labels {given},{next(iter(unnamed))}=NAME",
+            expected=f"the labels of --labels {flag}, or their names",
+            hint=f"--labels {flag},{next(iter(unnamed))}=NAME",
         )
     return [table[label] for label in labels]
 

@@ -166,19 +166,19 @@ def list_files(location: str) -> dict[str, str]:
     with _read_errors(location):
         system, path = fsspec.core.url_to_fs(location)
         if is_pattern(location):
-            found = system.glob(path)
+            paths = system.glob(path)
         elif system.isdir(path):
-            found = [name for name in system.find(path) if _suffix(name) in _READERS]
+            paths = [name for name in system.find(path) if _suffix(name) in _READERS]
         else:
-            found = [path] if system.exists(path) else []
-    if not found:
+            paths = [path] if system.exists(path) else []
+    if not paths:
         raise DataError(
             f"no files at {location}",
             expected=f"files that end in {', '.join(_READERS)}",
             hint="a pattern such as 's3://bucket/folder/*.parquet', in quotes",
         )
     remote = "://" in location
-    return {(system.unstrip_protocol(n) if remote else n): n for n in sorted(map(str, found))}
+    return {(system.unstrip_protocol(n) if remote else n): n for n in sorted(map(str, paths))}
 
 
 def reach_bucket(location: str) -> None:
@@ -476,7 +476,7 @@ class _OpenShard:
 
     def take(self, most: int) -> list[tuple[Any, int]]:
         """Return the next rows, in tables with the number of their first row; [] at the end."""
-        found = []
+        tables = []
         while most:
             table = self.rest if self.rest is not None else next(self.tables, None)
             self.rest = None
@@ -484,10 +484,10 @@ class _OpenShard:
                 break
             if table.num_rows > most:
                 table, self.rest = table.slice(0, most), table.slice(most)
-            found.append((table, self.taken))
+            tables.append((table, self.taken))
             most -= table.num_rows
             self.taken += table.num_rows
-        return found
+        return tables
 
     def name_of(self, row: int) -> str:
         """Return the location of a row, for errors."""

@@ -98,9 +98,9 @@ def split_rows(text: str) -> tuple[str, int | None]:
     Raises:
         ConfigError: the text after `#` is not a number of rows.
     """
-    found, rows = None if is_there(text) else _ROWS.fullmatch(text), None
-    if found and (found[2].isdecimal() or "://" not in text):
-        text, number = found.groups()
+    match, rows = None if is_there(text) else _ROWS.fullmatch(text), None
+    if match and (match[2].isdecimal() or "://" not in text):
+        text, number = match.groups()
         if not (number.isascii() and number.isdecimal() and int(number[:12])):
             raise ConfigError(
                 f"{text}#{number} is not a file, and {number[:40]!r} is not a number of rows",
@@ -111,13 +111,13 @@ def split_rows(text: str) -> tuple[str, int | None]:
     return text.removeprefix("hf:") if is_id else text, rows
 
 
-def several_sources(given: Sequence[str | DataSource]) -> tuple[DataSource, ...]:
+def several_sources(listed: Sequence[str | DataSource]) -> tuple[DataSource, ...]:
     """Return named sources, in order.
 
     Raises:
         ConfigError: two sources are equal, or have the same name.
     """
-    sources = [DataSource(each) if isinstance(each, str) else each for each in given]
+    sources = [DataSource(each) if isinstance(each, str) else each for each in listed]
     # An unhashable option, such as a mapping of labels, is compared by its text.
     same = Counter(repr(replace(each, weight=1.0, name=None)) for each in sources)
     twice = [s.path for s in sources if same[repr(replace(s, weight=1.0, name=None))] > 1]

@@ -365,16 +365,16 @@ def sources_of(training: Mapping[str, Any]) -> list[RecordedSource]:
     """Return the sources of the training rows, if they had several; malformed ones are skipped."""
     data = training.get("data")
     recorded = data.get("sources") if isinstance(data, Mapping) else None
-    found = []
+    sources = []
     for each in recorded if isinstance(recorded, list) else ():
         if isinstance(each, Mapping) and isinstance(each.get("name"), str):
             numbers = [each.get(name, 0) for name in ("train", "eval", "share")]
             known = [n if isinstance(n, int | float) and n == n else 0 for n in numbers]
             train, evaluation = (int(min(max(n, 0), 1 << 62)) for n in known[:2])
-            found.append(
+            sources.append(
                 RecordedSource(one_line(each["name"], 40), train, evaluation, float(known[2]))
             )
-    return found
+    return sources
 
 
 def stretches_of(training: Mapping[str, Any]) -> list[str]:

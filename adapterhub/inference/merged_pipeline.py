@@ -63,8 +63,8 @@ def _picture(pipeline: Any) -> Tensor:
     return torch.tensor(made.images)
 
 
-def _far(found: Tensor, expected: Tensor, tolerance: float | None) -> float:
-    far = (found - expected).abs().max().item()
+def _far(actual: Tensor, expected: Tensor, tolerance: float | None) -> float:
+    far = (actual - expected).abs().max().item()
     limit = _TOLERANCE if tolerance is None else tolerance
     if not far <= limit:
         raise MergeError(

@@ -77,15 +77,15 @@ def train_adapter(
         AdapterhubError: of any other type, as for the command.
     """
     has_data = recipe is not None or resume or "tasks" in options
-    given = _given(backbone, data, options, has_data=has_data)
-    sources = given.pop("data", {})
+    arguments = _given(backbone, data, options, has_data=has_data)
+    sources = arguments.pop("data", {})
     in_memory = {name: sources.pop(name) for name in _SOURCES if _is_object(sources.get(name))}
-    given["data"] = sources
-    output = _output_of(recipe, given, resume=resume)
+    arguments["data"] = sources
+    output = _output_of(recipe, arguments, resume=resume)
     if resume and recipe is None and (Path(output) / "recipe.yaml").is_file():
         recipe = Path(output) / "recipe.yaml"
     rows = {name: str(_place(Path(output), name, value)) for name, value in in_memory.items()}
-    made = layered([given, {"data": rows, "output": output}])
+    made = layered([arguments, {"data": rows, "output": output}])
     parsed = read(recipe, flags=made)
     continued = resumed_by("call ah.train(..., resume=True)")
     with _in_python(), _written(Path(output), in_memory, resume), continued:
@@ -137,10 +137,10 @@ def _given(
     if twice := sorted(splits.keys() & sources.keys()):
         raise ConfigError("data are given twice", offenders=twice, expected="one of them")
     known = OPTION_NAMES.normal_form(nested)
-    given = {name: _plain(name, value) for name, value in (splits | sources).items()}
-    if given.get("train") is None and not has_data:
+    plain = {name: _plain(name, value) for name, value in (splits | sources).items()}
+    if plain.get("train") is None and not has_data:
         raise ConfigError("data is missing", expected=_FORMS, hint='ah.train(data="train.csv")')
-    return layered([known, {"data": given}])
+    return layered([known, {"data": plain}])
 
 
 def _is_source(name: str, nested: Mapping[str, Any]) -> bool:
@@ -212,11 +212,11 @@ def _is_method(value: Any) -> bool:
     return isinstance(value, Method) or (isinstance(value, type) and issubclass(value, Method))
 
 
-def _output_of(recipe: str | Path | None, given: Mapping[str, Any], *, resume: bool) -> str:
+def _output_of(recipe: str | Path | None, arguments: Mapping[str, Any], *, resume: bool) -> str:
     """Return the output folder: as passed in, or a new one named after the data."""
-    if given.get("output"):
-        return str(given["output"])
-    source = given["data"].get("train")
+    if arguments.get("output"):
+        return str(arguments["output"])
+    source = arguments["data"].get("train")
     file = None if recipe is None else str(recipe)
     first = source if source is None or _are_sources(source) else str(source)
     named = new_output(file, (), first, resume=resume)

@@ -741,14 +741,14 @@ def _flat(options: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, An
 
 
 class NotesOnce(Several):
-    """Forwards each note once, even if several runs give it; `said` has the notes so far."""
+    """Forwards each note once, even if several runs give it; `printed` has the notes so far."""
 
     def __init__(self, reporters: list[Reporter], printed: set[str]) -> None:
         super().__init__(reporters)
-        self.said = printed
+        self.printed = printed
 
     def note(self, text: str) -> None:
         """Forward a note unless a run gave it before."""
-        if text not in self.said:
-            self.said.add(text)
+        if text not in self.printed:
+            self.printed.add(text)
             super().note(text)

@@ -203,15 +203,15 @@ def tolerance(model: nn.Module) -> float:
     return 0.05 if dtype != torch.float32 or torch.is_autocast_enabled(device.type) else 1e-3
 
 
-def different_result(expected: Results, found: Results, within: float) -> str | None:
+def different_result(expected: Results, actual: Results, within: float) -> str | None:
     """Return the difference between two results; None if they match, with equal infinities.
 
     The tolerance `within` is relative to the largest value of a tensor.
     """
-    compared = same(expected, found, within)
+    compared = same(expected, actual, within)
     for name, difference in compared.differences.items():
         if not difference <= compared.tolerances[name]:  # true for NaN
-            lost = (expected[name] is None) != (found.get(name) is None)
+            lost = (expected[name] is None) != (actual.get(name) is None)
             return f"{name} would {'have no gradient' if lost else 'be different'}"
     return None
 

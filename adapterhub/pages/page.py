@@ -270,11 +270,11 @@ class WordsComparison:
 
         `metric` is a function of sums over rows, or "" for the main score.
         """
-        score, found = row_score(first.kind, metric), difference(first, second, metric)
+        score, gap = row_score(first.kind, metric), difference(first, second, metric)
         value = float(score.summarize(score.columns(first.rows).sum(0)))
         known = len(first.rows) >= FEWEST_ROWS
-        ends = (found.low, found.high) if known else (None, None)
-        return cls(score.name, value, len(first.rows), found.value, *ends)
+        ends = (gap.low, gap.high) if known else (None, None)
+        return cls(score.name, value, len(first.rows), gap.value, *ends)
 
     @property
     def lines(self) -> tuple[str, ...]:

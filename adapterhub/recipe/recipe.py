@@ -670,7 +670,7 @@ class Recipe:
                 "a task called test next to data.test, whose metrics are called test/NAME",
                 expected="another name of the task",
             )
-        if given := [
+        if of_one_task := [
             name
             for name in DATA_SOURCES
             if getattr(self.data, name) is not None
@@ -678,7 +678,7 @@ class Recipe:
         ]:
             raise ConfigError(
                 "data of one task next to `tasks`",
-                offenders=[f"data.{name}={getattr(self.data, name)}" for name in given],
+                offenders=[f"data.{name}={getattr(self.data, name)}" for name in of_one_task],
                 expected="the data of each task: tasks.NAME.data.train; other options of `data` "
                 "hold for all tasks",
             )

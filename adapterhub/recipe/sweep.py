@@ -66,15 +66,16 @@ def read_staged(
     if STAGES not in data:
         return None
     listed, common = data.pop(STAGES), NAMES.normal_form(data)
-    given = layered([NAMES.normal_form(each) for each in (flags or {}, parse_overrides(overrides))])
+    several = (flags or {}, parse_overrides(overrides))
+    options = layered([NAMES.normal_form(each) for each in several])
     named = _named(listed)
-    output = str(given.get("output") or common.get("output") or "")
+    output = str(options.get("output") or common.get("output") or "")
     if not output:
         raise ConfigError("the recipe has no output", hint="--output DIR")
     stages: dict[str, Recipe] = {}
     starts: dict[str, tuple[str, ...]] = {}
     for name, own in named.items():
-        resolved, starts[name] = _resolved(layered([common, own, given]), stages, output)
+        resolved, starts[name] = _resolved(layered([common, own, options]), stages, output)
         place = {"output": str(Path(output) / name)}
         if name == [*named][-1] and resolved.get("name") is None:  # its adapter is that of the run
             place["name"] = Recipe(output=output).adapter_name
@@ -82,17 +83,17 @@ def read_staged(
             stages[name] = read_layers([resolved, place])
         except ConfigError as error:
             raise ConfigError(f"stage {name!r}: {error}") from error
-    return StagedRecipe(output, stages, starts, _written(output, common, named, given))
+    return StagedRecipe(output, stages, starts, _written(output, common, named, options))
 
 
 def _written(
     output: str,
     common: Mapping[str, Any],
     named: Mapping[str, Mapping[str, Any]],
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the recipe with the command-line options in each stage."""
-    others = {key: value for key, value in given.items() if key != "output"}
+    others = {key: value for key, value in options.items() if key != "output"}
     stages = [{"name": name, **layered([own, others])} for name, own in named.items()]
     # YAML would use references for values that several stages share.
     return copy.deepcopy({**common, "output": output}) | {STAGES: list(map(copy.deepcopy, stages))}

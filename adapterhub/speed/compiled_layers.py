@@ -223,7 +223,7 @@ class CompiledLayers(Speedup):
         return f"{count} compiled in {seconds:.0f} s; {OFF} computes them as they are"
 
     def _fail(self, reason: str) -> None:
-        """Turn compilation off from now on; in a trial, `said` reports the reason."""
+        """Turn compilation off from now on; the trial reports the reason itself."""
         self._restore()
         if self.tried and not self.failed:
             self.note(f"{self.refusal}: {reason}")

@@ -167,16 +167,16 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
     def _arguments(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.template_arguments or "{}")
+            arguments = json.loads(self.template_arguments or "{}")
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            arguments = None
+        if not isinstance(arguments, dict):
             raise ConfigError(
                 f"template_arguments {one_line(str(self.template_arguments), 100)!r} is not an "
                 f"object",
                 expected='JSON: {"enable_thinking": false}',
             )
-        return found
+        return arguments
 
     def for_examples(self, examples: Sequence[Any]) -> CausalLM:
         """Return the task with the chat template arguments that all chats share.
@@ -343,13 +343,13 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         self, example: Any, tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False
     ) -> Tokens:
         """Tokenize an example; with `prompt` only up to the (last) response."""
-        given = self._arguments()
+        arguments = self._arguments()
         template = prompt_template(self.template, tokenizer)
         if isinstance(example, Chat) or (self.data == "pairs" and template is None):
             messages = _messages(example)
             shots = self.shots_before(_last_question(messages)) if self.examples else ()
             turns = [turn for text, answer in shots for turn in _read_turns(text, answer)]
-            chat = behind_turns(with_arguments(messages, given), turns)
+            chat = behind_turns(with_arguments(messages, arguments), turns)
             return _chat_tokens(chat, tokenizer, prompt)
         if self.data == "text":
             ids = _start(example.text, tokenizer)
@@ -526,12 +526,12 @@ def _chat_tokens(
         if not all(is_learned(m) for m in messages if m[0] == "assistant"):
             marked = _of_learned(marked, messages, answer_spans(render, turns, text))
         return _tokens_of(text, marked, tokenizer, whole=True)
-    said = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
-    empty = any(not turns[n].get("content") for n in said)
+    answers = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
+    empty = any(not turns[n].get("content") for n in answers)
     unused = {"role", "content", ARGUMENTS, *(unused_keys(render, turns, text) if empty else ())}
     learned = [
         span
-        for n, span in zip(said, answer_spans(render, turns, text), strict=True)
+        for n, span in zip(answers, answer_spans(render, turns, text), strict=True)
         # A template that ignores tool calls omits an answer without text.
         if is_learned(messages[n]) and (turns[n].get("content") or turns[n].keys() - unused)
     ]
@@ -542,8 +542,8 @@ def _of_learned(
     marked: Sequence[Span], messages: Sequence[Message], answers: Sequence[Span]
 ) -> list[Span]:
     """Return the spans that a template marks, without parts of answers that are not learned."""
-    said = [message for message in messages if message[0] == "assistant"]
-    left = [span for m, span in zip(said, answers, strict=True) if not is_learned(m)]
+    own = [message for message in messages if message[0] == "assistant"]
+    left = [span for m, span in zip(own, answers, strict=True) if not is_learned(m)]
     return [m for m in marked if not any(m[0] < end and begin < m[1] for begin, end in left)]
 
 

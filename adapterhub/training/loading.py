@@ -519,9 +519,9 @@ class KernelChoice:
     attention: str | None
     note: str = ""
 
-    def is_new_dtype(self, given: str | None) -> bool:
+    def is_new_dtype(self, in_recipe: str | None) -> bool:
         """Return whether bf16 was chosen here because the recipe leaves the dtype open."""
-        return given is None and self.dtype == "bf16" and bool(self.note)
+        return in_recipe is None and self.dtype == "bf16" and bool(self.note)
 
 
 @dataclass(frozen=True)
@@ -566,21 +566,21 @@ def kernels_of(recipe: Recipe) -> KernelChoice | None:
 
 def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> KernelChoice:
     """Choose dtype and attention implementation if the recipe leaves them open."""
-    given = KernelChoice(recipe.dtype, recipe.attention)
+    choice = KernelChoice(recipe.dtype, recipe.attention)
     is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
     if recipe.train.shard:
-        return replace(given, note="" if recipe.quantize else _conversion(recipe))
+        return replace(choice, note="" if recipe.quantize else _conversion(recipe))
     device = own_device()
     if device.type == "cpu" and (note := _slowness(recipe)):
-        return replace(given, note=note)
+        return replace(choice, note=note)
     if not is_open or recipe.quantize or process_count() > 1:
-        return given
+        return choice
     if device.type == "cuda":
-        return _on_gpu(given)
+        return _on_gpu(choice)
     work = _workload(recipe, data, methods) if device.type == "cpu" else None
     if work is None or work.work < SHORTEST:
-        return given
-    return _measured(given, work)
+        return choice
+    return _measured(choice, work)
 
 
 def _conversion(recipe: Recipe) -> str:
@@ -601,11 +601,11 @@ def _conversion(recipe: Recipe) -> str:
 
 def _slowness(recipe: Recipe) -> str:
     """Describe the slowness of bf16 on this processor, if the run would compute in it."""
-    asked = "bf16" in (recipe.dtype, recipe.train.mixed_precision)
-    if (not asked and (recipe.dtype or not recipe.quantize)) or without_slow_bf16("bf16") == "bf16":
+    named = "bf16" in (recipe.dtype, recipe.train.mixed_precision)
+    if (not named and (recipe.dtype or not recipe.quantize)) or without_slow_bf16("bf16") == "bf16":
         return ""
     slow = f"this processor takes {times_in_bf16():.0f} times as long in bf16 as in fp32"
-    if not asked:
+    if not named:
         return f"the quantized backbone computes in fp32: {slow}; dtype=bf16 computes in bf16"
     return f"{slow}: dtype=fp32 train.mixed_precision=no"
 
@@ -625,28 +625,28 @@ def without_bf16(recipe: Recipe) -> KernelChoice:
     return KernelChoice("fp32", recipe.attention, note)
 
 
-def _on_gpu(given: KernelChoice) -> KernelChoice:
-    if given.dtype or not torch.cuda.is_bf16_supported(including_emulation=False):
-        return given
+def _on_gpu(choice: KernelChoice) -> KernelChoice:
+    if choice.dtype or not torch.cuda.is_bf16_supported(including_emulation=False):
+        return choice
     note = "the frozen backbone is in bf16, which this GPU does fast; dtype=fp32 for full precision"
-    return KernelChoice("bf16", given.attention, note)
+    return KernelChoice("bf16", choice.attention, note)
 
 
-def _measured(given: KernelChoice, work: Workload) -> KernelChoice:
-    dtypes = [given.dtype] if given.dtype else ["fp32", "bf16"]
-    attentions = [given.attention] if given.attention else [SDPA, EAGER]
-    if given.attention is None and work.scores > _MOST_SCORES:
+def _measured(choice: KernelChoice, work: Workload) -> KernelChoice:
+    dtypes = [choice.dtype] if choice.dtype else ["fp32", "bf16"]
+    attentions = [choice.attention] if choice.attention else [SDPA, EAGER]
+    if choice.attention is None and work.scores > _MOST_SCORES:
         attentions = [SDPA]
     if not {*dtypes} <= {"fp32", "bf16"} or not {*attentions} <= {SDPA, EAGER}:
-        return given
+        return choice
     usual, *others = [Kernels(d, a) for d in dtypes for a in attentions]
     if not others:
-        return given
+        return choice
     times = remembered_times(work.shape, (usual, *others))
     best = min(times, key=times.__getitem__)
     if times[best] > _GAIN * times[usual]:
         best = usual
-    attention = given.attention or (EAGER if best.attention == EAGER else None)
+    attention = choice.attention or (EAGER if best.attention == EAGER else None)
     return KernelChoice(best.dtype, attention, _note(times, best, usual, work.shape))
 
 
@@ -744,10 +744,10 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
     """
     if recipe.from_ is None:
         return None
-    found = _found(recipe.from_, recipe)
-    manifest = found.saved.manifest
+    adapter = _found(recipe.from_, recipe)
+    manifest = adapter.saved.manifest
     methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
-    return StartingPoint(recipe.from_, found, methods)
+    return StartingPoint(recipe.from_, adapter, methods)
 
 
 def _found(text: str, recipe: Recipe) -> Foundation:
@@ -829,13 +829,13 @@ def run_origins(recipe: Recipe) -> tuple[RunOrigins, tuple[Method, ...]]:
         methods = start.methods
     else:
         methods = parse_methods(recipe.method)  # type: ignore[arg-type]
-    found = tuple(_found(text, recipe) for text in dict.fromkeys(recipe.on))
-    sources = [str(each.saved.folder) for each in found]
-    for number, method in enumerate(methods if found else ()):
+    adapters = tuple(_found(text, recipe) for text in dict.fromkeys(recipe.on))
+    sources = [str(each.saved.folder) for each in adapters]
+    for number, method in enumerate(methods if adapters else ()):
         if (built := method.with_sources(sources)) is not None:
             methods = (*methods[:number], built, *methods[number + 1 :])
-            return RunOrigins(start, copied=found), methods
-    return RunOrigins(start, below=found), methods
+            return RunOrigins(start, copied=adapters), methods
+    return RunOrigins(start, below=adapters), methods
 
 
 def _named(foundations: Sequence[Foundation]) -> str:

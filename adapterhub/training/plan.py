@@ -208,9 +208,9 @@ def _rehearsal(prepared: PreparedRun) -> Rehearsal:
             if largest is None:
                 return {}
             task, rows = prepared.data.task, options.eval_batch_size
-            found = task.evaluate(prepared.model, largest, rows)
+            metrics = task.evaluate(prepared.model, largest, rows)
             ended.append(time.perf_counter())
-            return found
+            return metrics
 
         session.evaluate = evaluate if largest is not None else None
         Path(recipe.output).mkdir()

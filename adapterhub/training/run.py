@@ -303,8 +303,8 @@ def training_session(
     init = prepared.options.init
     if init and (STARTS[init].allots or not (resume and _has_checkpoint(recipe))):
         first, recomputed = epoch_batches(prepared, 0), prepared.options.gradient_checkpointing
-        found = calibrate_run(prepared.adapter, first, init, loss, checkpointing=recomputed)
-        reporter.note(str(found))
+        calibration = calibrate_run(prepared.adapter, first, init, loss, checkpointing=recomputed)
+        reporter.note(str(calibration))
     stream, items = drawn_batches(prepared), data.task.loss_items(prepared.train)
     divided = prepared.options.shard or prepared.options.tensor_parallel
     steps = data.task.passes, data.task.on_policy
@@ -396,10 +396,10 @@ def _tested(
         return {}, {}, None
     testing = doing(f"testing on {len(prepared.data.test):,} rows")
     with torch.no_grad(), testing, _divided(prepared):
-        found = evaluate_rows(prepared.model, rows, size)
-        metrics = from_main(found.metrics | _divergence(prepared, rows))
+        evaluation = evaluate_rows(prepared.model, rows, size)
+        metrics = from_main(evaluation.metrics | _divergence(prepared, rows))
     metrics = {name: float(value) for name, value in metrics.items()}
-    return metrics, {name: e.record() for name, e in found.errors.items()}, found.outcomes
+    return metrics, {name: e.record() for name, e in evaluation.errors.items()}, evaluation.outcomes
 
 
 def _retained(prepared: PreparedRun) -> RetainedScore | None:
@@ -566,7 +566,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    said = verdict(
+    sentences = verdict(
         result.history,
         result.best_step,
         prepared.options,
@@ -574,7 +574,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         stopped_early=result.stopped_early,
     )
     if len(result.history) > 1:
-        said.append(chosen_note(result.history, len(scored), tested=bool(tested)))
+        sentences.append(chosen_note(result.history, len(scored), tested=bool(tested)))
     heads = total - adapter.count()
     retained = _retained(prepared)
     writes = adapter.backbone.output_embedding is not None
@@ -585,7 +585,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         adapter.count(),
         heads,
         size,
-        tuple(said),
+        tuple(sentences),
         tested=tested,
         errors=recorded_errors(errors),
         ranks=None if shared or not writes else update_ranks(adapter),
@@ -597,11 +597,11 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         replace_file(path, f"{json.dumps(retained.record())}\n".encode())
     if page is None:
         return outcome
-    said += one_class(page.only_class)
+    sentences += one_class(page.only_class)
     rows = prepared.rows.evaluation if predicted is None else prepared.rows.test
     if rows is not None:
         page.compare_with_words(data, rows.examples, predicted, result.best_step)
-    return replace(outcome, page=page.finish(), verdict=tuple(said), words=page.words)
+    return replace(outcome, page=page.finish(), verdict=tuple(sentences), words=page.words)
 
 
 def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:
@@ -719,17 +719,17 @@ class RunPage(Reporter):
         self,
         data: RunData,
         rows: Sequence[Any],
-        found: PredictionFile | None,
+        predictions: PredictionFile | None,
         best_step: int | None,
     ) -> None:
         """Compare the predictions for some rows with a bag of words, and record the comparison.
 
-        `found` are the predictions; by default, the predictions of the best evaluation.
+        Without `predictions`, those of the best evaluation are compared.
         """
 
         def compare() -> None:
-            kept = found or read_predictions(self.folder)
-            if kept is None or (found is None and kept.step != best_step):
+            kept = predictions or read_predictions(self.folder)
+            if kept is None or (predictions is None and kept.step != best_step):
                 return
             with doing("fitting a bag of words"):
                 self.words = compare_with_words(data, rows, kept)
@@ -920,8 +920,8 @@ def _teacher(recipe: Recipe, loaded: Loaded, data: RunData) -> Teacher | None:
     """Attach or load the teacher that a recipe names, before the new adapter is attached."""
     if recipe.teacher.model is None:
         return None
-    found = find_teacher(recipe)
-    return bring_teacher(found, recipe, loaded.model, loaded.processor, data.task, data.labels)
+    teacher = find_teacher(recipe)
+    return bring_teacher(teacher, recipe, loaded.model, loaded.processor, data.task, data.labels)
 
 
 def _rows(

@@ -358,14 +358,14 @@ def _joined(tasks: Iterable[tuple[str, Task]]) -> Task:
     """
     (first, task), *others = tasks
     for path, other in others:
-        found = task.joined(other)
-        if found is None:
+        both = task.joined(other)
+        if both is None:
             raise DataError(
                 f"{path} has another form than {first}",
                 offenders=[f"{first}: {dump_task(task)}", f"{path}: {dump_task(other)}"],
                 expected="sources of one form",
             )
-        task = found
+        task = both
     return task
 
 
@@ -373,13 +373,13 @@ def _places_of_labels(reader: _Reader, examples: Sequence[Any], path: str) -> di
     """Return the place of the first example of each label, for errors."""
     labels = set(reader.task.labels(examples))
     places = reader.places if len(reader.places) == len(examples) else []
-    found: dict[str, str] = {}
+    first_places: dict[str, str] = {}
     for number, example in enumerate(examples):
-        if len(found) == len(labels):
+        if len(first_places) == len(labels):
             break
         for label in reader.task.labels([example]):
-            found.setdefault(label, places[number] if places else path)
-    return found
+            first_places.setdefault(label, places[number] if places else path)
+    return first_places
 
 
 def _check_label_sets(
@@ -535,7 +535,7 @@ def _open_stream(recipe: Recipe) -> tuple[ExampleStream, tuple[str, ...]]:
     weights = [each.weight for each in options.sources]
     joined = _joined((stream.location, stream.task) for stream, _ in opened)
     named = zip(options.sources, opened, strict=True)
-    notes = tuple(f"{source.name}: {note}" for source, (_, found) in named for note in found)
+    notes = tuple(f"{source.name}: {note}" for source, (_, remarks) in named for note in remarks)
     mixed = mix_streams([stream for stream, _ in opened], weights)
     return replace(mixed, task=joined), notes
 
@@ -548,17 +548,17 @@ def _evaluated_sources(
     rows: list[SourceRows] = []
     sources = recipe.data.sources if recipe.data.several else ()
     for source, part in zip(sources, stream.parts, strict=bool(sources)):
-        found: list[Any] = []
+        own: list[Any] = []
         if source.eval is not None:
             most = recipe.data.eval_rows
-            found = (
+            own = (
                 _first_rows(source.eval, part.options, task, most)
                 if is_many_files(source.eval)
                 else task.read(source.eval, part.options, "eval")
             )
-            found = sample_rows(task, found, most, recipe.seed)
-        examples += found
-        rows.append(SourceRows(str(source.name), source.path, source.weight, 0, len(found)))
+            own = sample_rows(task, own, most, recipe.seed)
+        examples += own
+        rows.append(SourceRows(str(source.name), source.path, source.weight, 0, len(own)))
     return examples, tuple(rows)
 
 
@@ -696,9 +696,9 @@ def _check_on_policy(recipe: Recipe, data: RunData) -> None:
         "a sharded model (train.shard)": bool(recipe.train.shard),
         "streamed rows (data.stream)": data.streams,
     }
-    if names and (found := [reason for reason, applies in reasons.items() if applies]):
+    if names and (excluded := [reason for reason, applies in reasons.items() if applies]):
         raise ConfigError(
-            f"{names} generates texts while it trains, which excludes {', '.join(found)}",
+            f"{names} generates texts while it trains, which excludes {', '.join(excluded)}",
             expected="one task, whole rows, and a model that each process has",
         )
 
@@ -863,8 +863,8 @@ class _Reader:
             table = read_table(source, self.options, split)
             self.spec, reason = task_by_data(table, self.options)
             self.task = parse_task(self.spec)
-            told = f"task: {self.spec}, for {reason}; another one: --task NAME (adapterhub tasks)"
-            self.chosen += [told] * bool(reason)
+            line = f"task: {self.spec}, for {reason}; another one: --task NAME (adapterhub tasks)"
+            self.chosen += [line] * bool(reason)
         self.task, choice = self.task.fitted(source, self.options, split)
         self.options = choice.options
         examples = self.task.read(source, choice.options, split)
@@ -996,8 +996,8 @@ def placed(recipe: Recipe) -> Recipe:
     Raises:
         ConfigError: parameters cannot be sharded, or the launcher is configured differently.
     """
-    launched, said = launcher_shards(), recipe.train.shard
-    shard = launched if said is None else said
+    launched, option = launcher_shards(), recipe.train.shard
+    shard = launched if option is None else option
     if shard:
         _check(recipe)
     if recipe.train.tensor_parallel:

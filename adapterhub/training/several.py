@@ -219,7 +219,7 @@ def run_several(
     from adapterhub.training.loading import SharedLoader
     from adapterhub.training.run import run
 
-    loader, said = SharedLoader(), set[str]()
+    loader, notes = SharedLoader(), set[str]()
     with catch_stop_signals() as stop:
         for done, recipe in enumerate(recipes):
             if stop.requested:  # at the end of the previous run, without stopping it
@@ -229,7 +229,7 @@ def run_several(
                 )
             try:
                 data, begun = loader.data(recipe), (Path(recipe.output) / RECIPE).exists()
-                reports = NotesOnce([reporter(recipe)], said)
+                reports = NotesOnce([reporter(recipe)], notes)
                 ended = run(recipe, reports, resume=resume and begun, data=data, loader=loader)
             except Stopped:
                 raise

@@ -95,7 +95,7 @@ class SourcedRows(Encoded):
         `recorded` are its predictions, `metrics` its metrics. Metrics without a
         prediction for each example are computed again.
         """
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         complete = len(recorded) == len(self.examples)
         for name, first, part in self.by_source():
             own: dict[str, float] = {}
@@ -110,8 +110,8 @@ class SourcedRows(Encoded):
             if not own.keys() >= metrics.keys():
                 again = self.task.token_metrics if complete else self.task.evaluate
                 own = {**again(model, part, batch_size), **own}
-            found |= {f"{name}/{m}": own[m] for m in metrics if m in own and math.isfinite(own[m])}
-        return found
+            scores |= {f"{name}/{m}": own[m] for m in metrics if m in own and math.isfinite(own[m])}
+        return scores
 
 
 def _scores_of(file: PredictionFile, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -176,13 +176,13 @@ def source_shares(
     return {name: shares.get(name, 0.0) for name in sizes}
 
 
-def apportion(shares: Sequence[float], total: int, given: Sequence[int], size: int) -> list[int]:
-    """Return the numbers of the next `size` items, so that all that are given keep the shares.
+def apportion(shares: Sequence[float], total: int, drawn: Sequence[int], size: int) -> list[int]:
+    """Return the numbers of the next `size` items, so that all that are drawn keep the shares.
 
-    `given` are the numbers of the items before, `total` in all. The sums differ from
+    `drawn` are the numbers of the items before, `total` in all. The sums differ from
     share * (total + size) by less than 1, for shares that add up to 1.
     """
-    missing = [share * (total + size) - before for share, before in zip(shares, given, strict=True)]
+    missing = [share * (total + size) - before for share, before in zip(shares, drawn, strict=True)]
     numbers = [max(math.floor(each), 0) for each in missing]
     order = sorted(range(len(shares)), key=lambda i: (numbers[i] - missing[i], i))
     for index in order[: max(size - sum(numbers), 0)]:
@@ -196,23 +196,23 @@ def rows_by_epoch(
     sizes: Sequence[int], shares: Sequence[float], epoch: int
 ) -> tuple[list[int], list[int]]:
     """Return the number of rows that each source has given before an epoch, and gives in it."""
-    given, total, numbers = [0] * len(sizes), sum(sizes), [0] * len(sizes)
+    drawn, total, numbers = [0] * len(sizes), sum(sizes), [0] * len(sizes)
     for number in range(epoch + 1):
-        numbers = apportion(shares, number * total, given, total)
+        numbers = apportion(shares, number * total, drawn, total)
         if number < epoch:
-            given = [a + b for a, b in zip(given, numbers, strict=True)]
-    return given, numbers
+            drawn = [a + b for a, b in zip(drawn, numbers, strict=True)]
+    return drawn, numbers
 
 
 def drawn_rows(sizes: Sequence[int], shares: Sequence[float], epoch: int, seed: int) -> list[int]:
     """Return the sorted indices of the rows of an epoch, as many as there are rows."""
     import numpy as np
 
-    given, numbers = rows_by_epoch(sizes, shares, epoch)
+    earlier, numbers = rows_by_epoch(sizes, shares, epoch)
     drawn: list[int] = []
     starts = accumulate(sizes, initial=0)
     for source, (size, before, count, start) in enumerate(
-        zip(sizes, given, numbers, starts, strict=False)
+        zip(sizes, earlier, numbers, starts, strict=False)
     ):
         turn, taken = divmod(before, size) if size else (0, 0)
         while count:

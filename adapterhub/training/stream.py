@@ -100,7 +100,7 @@ class ExampleStream(Sequence[Any], Streamed):
     def head(self) -> list[Any]:
         """The first examples."""
         blocks = read_pass(self.source, _HEAD)
-        return next((found for block in blocks if (found := self.read(block.table))), [])
+        return next((examples for block in blocks if (examples := self.read(block.table))), [])
 
     def __len__(self) -> int:
         return self.epoch
@@ -227,10 +227,10 @@ class MixedStream(ExampleStream):
             RowTaker(each.source, reader, own)
             for each, own in zip(self.streams, cursor, strict=True)
         ]
-        given = [0] * len(takers)
+        drawn = [0] * len(takers)
         for block in itertools.count():
-            counts = apportion(self.shares, block * reader.size, given, reader.size)
-            given = [a + b for a, b in zip(given, counts, strict=True)]
+            counts = apportion(self.shares, block * reader.size, drawn, reader.size)
+            drawn = [a + b for a, b in zip(drawn, counts, strict=True)]
             if block < number:
                 continue
             before = tuple(taker.cursor for taker in takers)
@@ -434,8 +434,8 @@ class StreamBatches:
             generator=torch.Generator(),
             multiprocessing_context="spawn" if self.workers else None,
         )
-        for work, (found, owners) in loader:
-            encoded = Encoded(rows.task, rows.setting, work.examples, found, owners)
+        for work, (encoded_rows, owners) in loader:
+            encoded = Encoded(rows.task, rows.setting, work.examples, encoded_rows, owners)
             epoch = work.place.number * self.reader.world + self.reader.rank
             order = batch_order(
                 encoded.lengths,

@@ -147,7 +147,7 @@ def _is_model(name: str) -> bool:
 
 
 def bring_teacher(
-    found: FoundTeacher, recipe: Recipe, student: Any, processor: Any, task: Task, labels: Any
+    source: FoundTeacher, recipe: Recipe, student: Any, processor: Any, task: Task, labels: Any
 ) -> Teacher:
     """Attach a teacher to the student's model, or load it as a separate model.
 
@@ -159,9 +159,9 @@ def bring_teacher(
         ConfigError: its tokens, its labels or its head differ from the student's.
         MismatchError: the adapter does not fit its backbone.
     """
-    name, fetched = found.name, found.adapter
+    name, fetched = source.name, source.adapter
     own = fingerprint(recipe.backbone, revision=recipe.revision)
-    same = found.fingerprint in (None, own)
+    same = source.fingerprint in (None, own)
     text = f"{name} (sha256 {fetched.digest[:12]})" if fetched and fetched.digest else name
     if same and (fetched is not None or not task.has_labels):
         note = f"the teacher is {text}, on the same backbone, without a second model"
@@ -187,19 +187,19 @@ def bring_teacher(
     adapter = None if fetched is None else _frozen(model, fetched)
     if adapter is not None:
         _check_labels(name, adapter.labels, labels)
-    return Teacher(model, shared, adapter, _record(found), note)
+    return Teacher(model, shared, adapter, _record(source), note)
 
 
-def _record(found: FoundTeacher) -> dict[str, Any]:
+def _record(source: FoundTeacher) -> dict[str, Any]:
     """Return the record of a teacher in the adapters that learn from it, without local paths."""
-    fetched = found.adapter
+    fetched = source.adapter
     if fetched is None:
-        return {"name": Path(found.name).name, "fingerprint": found.fingerprint}
+        return {"name": Path(source.name).name, "fingerprint": source.fingerprint}
     reference, saved = fetched.reference, fetched.saved
     record = {"name": saved.manifest.name if saved else fetched.folder.name}
     if reference is not None and reference.kind != "folder":
         record = {"name": reference.name, "version": str(reference.version)}
-    return record | {"digest": fetched.digest, "fingerprint": found.fingerprint}
+    return record | {"digest": fetched.digest, "fingerprint": source.fingerprint}
 
 
 def _frozen(model: Any, fetched: Fetched) -> Adapter:
@@ -238,19 +238,19 @@ def _sizes(model: Any) -> str:
     return f"{count:,} more parameters in memory, in {dtype}"
 
 
-def _check_labels(name: str, found: Sequence[str], labels: Sequence[str]) -> None:
+def _check_labels(name: str, own: Sequence[str], labels: Sequence[str]) -> None:
     """Check that a teacher and the data have the same classes in the same order.
 
     Raises:
         ConfigError: they differ.
     """
-    if tuple(found) == tuple(labels):
+    if tuple(own) == tuple(labels):
         return
     raise ConfigError(
         f"the teacher {name} has other labels than the data",
-        offenders=[f"the teacher: {', '.join(found) or 'none'}", f"the data: {', '.join(labels)}"],
+        offenders=[f"the teacher: {', '.join(own) or 'none'}", f"the data: {', '.join(labels)}"],
         expected="the same labels, in the same order",
-        hint=f"--labels {','.join(found)}" if sorted(found) == sorted(labels) else "",
+        hint=f"--labels {','.join(own)}" if sorted(own) == sorted(labels) else "",
     )
 
 
@@ -324,8 +324,8 @@ def distillation_loss(
     size, count = max(_LOGITS // student.width, 1), len(student.below)
     parts = [slice(begin, begin + size) for begin in range(0, count, size)]
     apply: Any = _LossInParts.apply
-    found: Tensor = apply(student.below, loss, parts)
-    return found
+    whole: Tensor = apply(student.below, loss, parts)
+    return whole
 
 
 class _LossInParts(torch.autograd.Function):
@@ -421,11 +421,11 @@ class Distillation:
         sums = each_batch(model, rows, batch_size, read, run=run)
         return sum(total for total, _ in sums) / max(sum(count for _, count in sums), 1)
 
-    def batches(self, given: BatchList, rows: Encoded, epoch: int) -> BatchList:
+    def batches(self, batches: BatchList, rows: Encoded, epoch: int) -> BatchList:
         """Return the batches of an epoch, a share of them with responses of the student."""
-        if not self.options.on_policy or not isinstance(given, LazyBatches):
-            return given
-        return LazyBatches(given.order, partial(self._drawn, rows, epoch))
+        if not self.options.on_policy or not isinstance(batches, LazyBatches):
+            return batches
+        return LazyBatches(batches.order, partial(self._drawn, rows, epoch))
 
     def _drawn(self, rows: Encoded, epoch: int, indices: list[int]) -> dict[str, Tensor]:
         """Return a batch; the student answers its prompts if the draw for it says so.

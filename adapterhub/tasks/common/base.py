@@ -771,8 +771,8 @@ def parse_task(spec: object) -> Task:
         raise spec_error(spec, "task", SPEC_EXAMPLES)
     ((name, options),) = pairs
     cls, (_, implied) = task_class(name), resolve_alias(name)
-    given = OptionNames(cls, {}, {}).normal_form(options or {})
-    return from_dict(cls, {**implied, **given}, where=cls.name)
+    own = OptionNames(cls, {}, {}).normal_form(options or {})
+    return from_dict(cls, {**implied, **own}, where=cls.name)
 
 
 def _is_named_options(pair: object) -> bool:
@@ -902,10 +902,10 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
         encoded = truncate(whole, unpacked, setting)
     before = whole.counts()
     after = before if encoded.rows is whole.rows else encoded.counts()
-    found = []
+    losses = []
     for (name, option, limit), b, a in zip(task.limits(setting), before, after, strict=True):
         cut = a < b
-        found.append(
+        losses.append(
             LostTokens(
                 part=name,
                 option=option,
@@ -917,4 +917,4 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
                 longest=int(b.max(initial=0)),
             )
         )
-    return found
+    return losses

@@ -108,16 +108,16 @@ class TeacherOptions:
 
     def problems(self, task: Task) -> list[str]:
         """List what keeps a task from being learned from this teacher."""
-        found = []
+        reasons = []
         if task.head not in LABELLED:
-            found.append(f"{task.name}: its outputs are not one distribution for each label")
+            reasons.append(f"{task.name}: its outputs are not one distribution for each label")
         elif self.on_policy and task.name != "causal-lm":
-            found.append(f"teacher.on_policy with {task.name}: only causal-lm samples responses")
+            reasons.append(f"teacher.on_policy with {task.name}: only causal-lm samples responses")
         elif self.on_policy and task.streams:
-            found.append("teacher.on_policy with raw text, which has no prompts")
+            reasons.append("teacher.on_policy with raw text, which has no prompts")
         elif self.on_policy and task.packs:
-            found.append("teacher.on_policy with pack=true: its rows have several prompts")
-        return found
+            reasons.append("teacher.on_policy with pack=true: its rows have several prompts")
+        return reasons
 
 
 def divergences(student: Tensor, teacher: Tensor, options: TeacherOptions) -> Tensor:
