@@ -13,9 +13,8 @@ from tests.kit.session import refused, succeeded
 
 
 def rows(right: int, total: int = 40) -> list[dict]:
-    return [
-        {"label": "a", "prediction": "a" if i < right else "b", "score": 0.9} for i in range(total)
-    ]
+    given = ("a" if i < right else "b" for i in range(total))
+    return [{"label": "a", "prediction": label, "score": 0.9} for label in given]
 
 
 @pytest.fixture

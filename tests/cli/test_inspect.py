@@ -1,4 +1,4 @@
-"""`adapterhub inspect`."""
+"""`adapterhub inspect`: of models of transformers, and of diffusers, which needs no weights."""
 
 import json
 import re
@@ -20,6 +20,7 @@ from adapterhub.anatomy import Family, Stack
 from adapterhub.anatomy.family_file import read_family
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.methods import METHODS
+from tests.kit.pipelines import pipeline
 from tests.kit.session import refused, succeeded
 
 
@@ -51,11 +52,14 @@ def test_a_backbone_without_a_tokenizer(adapterhub, tmp_path):
     assert "Conv2d" in facts["named_sites"]["lora"]
 
 
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+MIXTURE = SMALL | {"num_experts": 4, "moe_intermediate_size": 16}
+
+
 def test_inspect_shows_which_layers_have_a_site():
     """The last layer has a plain network, the others a mixture of experts."""
-    options = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_experts": 4}
-    options |= {"num_attention_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 16}
-    model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**options, mlp_only_layers=[3]))
+    config = Qwen2MoeConfig(**MIXTURE, num_hidden_layers=4, mlp_only_layers=[3])
+    model = Qwen2MoeForCausalLM(config)
     layers = {row["site"]: row["layers"] for row in ah.inspect(model).facts()["sites"]}
     assert layers["decoder.ffn"] == layers["decoder.attn.q"] == "all"
     assert layers["decoder.ffn.up"] == "1 of 4: 3"
@@ -63,11 +67,9 @@ def test_inspect_shows_which_layers_have_a_site():
 
 
 def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
-    options = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_experts": 4}
-    options |= {"num_attention_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 16}
-    folder = tmp_path / "moe"
-    shutil.copytree(backbone, folder)
-    Qwen2MoeForCausalLM(Qwen2MoeConfig(**options)).save_pretrained(folder)
+    folder = shutil.copytree(backbone, tmp_path / "moe")
+    config = Qwen2MoeConfig(**MIXTURE, num_hidden_layers=2)
+    Qwen2MoeForCausalLM(config).save_pretrained(folder)
     out = succeeded(adapterhub("inspect", folder))
     line = next(line for line in out.splitlines() if "routed experts" in line)
     assert line.split(maxsplit=1)[1].startswith("4 routed experts, fused as tensors of 3")
@@ -77,25 +79,19 @@ def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
     assert [group["experts"] for group in json.loads(out)["groups"]] == [4]
 
 
-PERSIMMON = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3,
-}  # fmt: skip
-
-
 @pytest.fixture
 def persimmon(backbone, tmp_path):
     """Write a model without a row, with the tokenizer of another one."""
-    folder = tmp_path / "persimmon"
-    shutil.copytree(backbone, folder)
+    folder = shutil.copytree(backbone, tmp_path / "persimmon")
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
-    config = PersimmonConfig(**PERSIMMON)
+    special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+    config = PersimmonConfig(**SMALL, **special, num_hidden_layers=2)
     PersimmonForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-def test_a_draft_is_a_row_for_family(adapterhub, persimmon, tmp_path):
+def test_a_draft_is_a_row_for_family_that_must_fit(adapterhub, persimmon, tmp_path):
     draft = succeeded(adapterhub("inspect", persimmon, "--draft-family"))
     row = tmp_path / "row.yaml"
     row.write_text(draft.replace("attn.qkv: whole", "attn.qkv: heads"))
@@ -103,11 +99,6 @@ def test_a_draft_is_a_row_for_family(adapterhub, persimmon, tmp_path):
     assert "decoder.attn.v" not in adapterhub("inspect", persimmon)[1]
     source = succeeded(adapterhub("inspect", persimmon, "--draft-family", "--python"))
     assert eval(source, {"Family": Family, "Stack": Stack}) == read_family(yaml.safe_load(draft))
-
-
-def test_a_row_that_does_not_fit_is_refused(adapterhub, persimmon, tmp_path):
-    draft = adapterhub("inspect", persimmon, "--draft-family")[1]
-    row = tmp_path / "row.yaml"
     row.write_text(draft.replace("mlp.dense_h_to_4h", "mlp.dense_h_to_4"))
     refused(
         adapterhub("inspect", persimmon, "--family", row),
@@ -131,3 +122,126 @@ def test_a_run_with_a_row_is_opened_without_it(adapterhub, persimmon, tmp_path):
     out = succeeded(adapterhub("predict", run, "good film"))
     assert out.split("\t")[0].split()[0] in ("yes", "no")
     assert adapterhub("merge", run, "--output", tmp_path / "merged")[0] == 0
+
+
+# Pipelines and models of diffusers
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The configurations of a pipeline; there are no weights."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipeline().save_pretrained(folder)
+    for weights in folder.rglob("*.safetensors"):
+        weights.unlink()
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "pipeline")
+
+
+def test_a_pipeline_and_a_part_of_it(adapterhub, saved):
+    code, out, err = adapterhub("inspect", saved)
+    assert (code, err) == (0, "")
+    for text in ("(StableDiffusionPipeline)", "unet.*attn.q", "why it does not fit"):
+        assert text in out
+    rows = [row.split()[:2] for row in out.splitlines() if row.split()[:1] == ["unet"]]
+    assert rows == [["unet", "UNet2DConditionModel"]]
+    facts = json.loads(adapterhub("inspect", saved, "--json")[1])
+    assert facts["fingerprint"] is None
+    assert {part["part"] for part in facts["parts"]} == {"unet", "text_encoder"}
+    own = ah.inspect(pipeline()).facts()
+    assert facts == {"backbone": str(saved), "fingerprint": None, **own}
+    assert facts["default_sites"]["lora"] == ["attn.q", "attn.v", "cross.q", "cross.v"]
+    sites = {row["site"]: row for row in facts["sites"]}
+    assert sites["unet.*.norm1"]["modules"] == ["LayerNorm"]
+    assert facts["not_found"][0]["module"] == "GroupNorm"  # of channels: no site
+    facts = json.loads(succeeded(adapterhub("inspect", saved / "unet", "--json")))
+    assert (facts["type"], facts["parts"]) == ("UNet2DConditionModel", [])
+    assert "attn.q" in {row["site"] for row in facts["sites"]}
+    pipe = pipeline()  # each row can be named
+    anatomy = ah.anatomy_of(pipe)
+    for row in ah.inspect(pipe).rows:
+        assert set(anatomy.select([row.site])) == set(row.sites), row.site
+
+
+def test_a_model_with_parameters_at_no_site(adapterhub, tmp_path):
+    import diffusers
+
+    prior = diffusers.PriorTransformer(
+        num_attention_heads=2, attention_head_dim=4, num_layers=1, embedding_dim=8,
+        num_embeddings=3, additional_embeddings=2,
+    )  # fmt: skip
+    prior.save_config(tmp_path / "prior")
+    succeeded(adapterhub("inspect", tmp_path / "prior"), "not found: at no site")
+    facts = json.loads(adapterhub("inspect", tmp_path / "prior", "--json")[1])
+    (rest,) = facts["not_found"]
+    assert rest["module"] == "PriorTransformer"
+    assert "positional_embedding" in rest["names"]
+
+
+def test_a_hub_id_needs_its_configurations_only(adapterhub, saved, monkeypatch):
+    calls = []
+
+    def download(name, **options):
+        calls.append((name, options))
+        return str(saved)
+
+    monkeypatch.setattr("adapterhub.backbones.diffusers_folder.snapshot_download", download)
+    out = succeeded(adapterhub("inspect", "acme/pictures", "--revision", "v1", "--json"))
+    assert json.loads(out)["type"] == "StableDiffusionPipeline"
+    names = ["model_index.json", "config.json", "*/config.json"]
+    assert calls == [("acme/pictures", {"revision": "v1", "allow_patterns": names})]
+
+
+def test_a_row_is_for_transformers_and_diffusers_are_needed(adapterhub, saved, monkeypatch):
+    for words in (["--draft-family"], ["--family", "row.yaml"]):
+        refused(adapterhub("inspect", saved, *words), f"{words[0]} is for models of transformers")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    refused(
+        adapterhub("inspect", saved),
+        "a pipeline or a model of diffusers needs diffusers, which is not installed",
+        'pip install "adapterhub[diffusers]"',
+    )
+
+
+PARTLESS = {"unet": [None, None], "text_encoder": [None, None]}
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "said"),
+    [
+        ("model_index.json", PARTLESS, "adapters cannot be attached to a StableDiffusionPipeline"),
+        ("model_index.json", {"_class_name": "StableDifusionPipeline"}, "did you mean"),
+        ("model_index.json", {"_class_name": "UNet2DConditionModel"}, "not known here"),
+        ("model_index.json", {"_class_name": "Stable\x1b[31mPipeline\n"}, "not known here"),
+        ("model_index.json", {"unet": ["os", "system"]}, "not known here: os.system"),
+        ("model_index.json", {"unet": ["unet", "Mine"]}, "code in a folder never runs"),
+        ("unet/config.json", {"block_out_channels": "many"}, "no UNet2DConditionModel can be made"),
+        ("unet/config.json", None, "has no config.json"),
+        ("model_index.json", "[", "is not JSON"),
+    ],
+)
+def test_a_folder_of_another_content_is_refused(adapterhub, folder, file, fields, said):
+    path = folder / file
+    if fields is None:
+        path.unlink()
+    elif isinstance(fields, str):
+        path.write_text(fields)
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    code, out, err = adapterhub("inspect", folder)
+    refused((code, out, err), said)
+    assert "\x1b" not in out + err
+
+
+def test_adapters_on_a_pipeline_are_compared(adapterhub, tmp_path):
+    pipe = pipeline()
+    for name in ("one", "two"):
+        ah.attach(pipe, "lora(sites=['unet.*.to_q'])", name=name).save(tmp_path / name)
+        ah.detach(pipe)
+    out = succeeded(adapterhub("compare", tmp_path / "one", tmp_path / "two", "--json"))
+    assert [run["trained"] for run in json.loads(out)["runs"]] == [2048, 2048]
+    assert adapterhub("report", tmp_path / "one")[0] == 0

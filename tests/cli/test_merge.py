@@ -1,5 +1,7 @@
 """`adapterhub merge`: a plain checkpoint out of a run."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
@@ -7,7 +9,12 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
+import adapterhub as ah
+from adapterhub.errors import OutputError
+from adapterhub.inference.merged_checkpoint import write_checkpoint
 from adapterhub.inference.open import open_adapter
+from tests.kit import tiny_models
+from tests.kit.data import word_tokenizer
 from tests.kit.server import write_adapter
 from tests.kit.session import refused, succeeded
 
@@ -91,3 +98,34 @@ def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, t
     words = ("merge", saved("mam"), *where)
     refused(adapterhub(*words), "prefix at encoder.attn.kv", "scaled-parallel at encoder.ffn")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def merged():
+    model = tiny_models.model("bert").eval()
+    tiny_models.scramble(ah.attach(model, "lora"))
+    return model, ah.merge(model).expected
+
+
+@pytest.mark.parametrize("limit", [20, 500, 2000, 20_000, "the tokenizer"])
+def test_a_full_disk_leaves_nothing(merged, tmp_path, limit, monkeypatch):
+    """The system refuses bytes beyond a limit: of the model, or of the tokenizer alone."""
+    resource = pytest.importorskip("resource")
+    (model, expected), tokenizer = merged, word_tokenizer()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    save = model.save_pretrained
+
+    def save_then_fill(folder):
+        save(folder)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+
+    if limit == "the tokenizer":
+        monkeypatch.setattr(model, "save_pretrained", save_then_fill)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OutputError, match="cannot write"):
+            write_checkpoint(model, tokenizer, tmp_path / "out", expected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -1,17 +1,18 @@
-"""`adapterhub options`, `methods` and `tasks`, by names in any case."""
+"""`adapterhub options`, `methods` and `tasks`, by names in any case, and `recipe` of them."""
 
 import json
 
 import pytest
 
 from adapterhub.config.options import help_in_words, options_of
+from adapterhub.config.yaml import load_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import spec_options
-from adapterhub.recipe.recipe import NAMES, TrainOptions
+from adapterhub.recipe.recipe import NAMES, TrainOptions, read
 from adapterhub.tasks import TASKS, parse_task
-from tests.kit.session import succeeded
+from tests.kit.session import refused, succeeded
 
 
 def words_of(text):
@@ -50,12 +51,9 @@ def test_each_name_has_its_options_in_80_columns_in_any_case(name, adapterhub):
         assert adapterhub(command, name.replace("-", "_").title())[1] == out
 
 
-def test_no_name_means_two_things():
+def test_a_task_is_shown_by_any_of_its_names_and_none_means_two_things(adapterhub):
     assert METHODS.keys().isdisjoint(TASKS)
     assert {"recipe", "data", "train"}.isdisjoint(METHODS.keys() | TASKS.keys())
-
-
-def test_a_task_is_shown_by_any_of_its_names(adapterhub):
     out = succeeded(adapterhub("tasks", "ner"), "also called ner, token-classification")
     assert out.startswith("tagging: ")
 
@@ -101,3 +99,38 @@ def test_json(adapterhub):
         "name": "train.log_every", "type": "int", "default": 10, "help": ""
     }  # fmt: skip
     assert "rank" in [option["name"] for option in lora]
+
+
+# `adapterhub recipe`: a complete recipe, ready to train
+
+
+def test_a_recipe_is_written_to_a_file_and_trained(adapterhub, backbones, data, tmp_path):
+    words = ("--method", "lora", "--task", "seq2seq", "--backbone", backbones("t5"))
+    files = ("--train", data[0], "--eval", data[1], "--output", tmp_path / "run")
+    out = succeeded(adapterhub("recipe", *words, *files, "--epochs", 1, "train.tensorboard=false"))
+    (tmp_path / "my.yaml").write_text(out, encoding="utf-8")
+    succeeded(adapterhub("train", tmp_path / "my.yaml", "--steps", 1, "--quiet"))
+    assert read(tmp_path / "run" / "recipe.yaml").train.max_steps == 1
+
+
+def test_names_and_flags_and_words_give_the_same_recipe(adapterhub, tmp_path):
+    out = succeeded(adapterhub("recipe", "prefix", "causal-lm", "lr=1e-3"))
+    assert out.startswith("# yaml-language-server: $schema=recipe.schema.json\n# adapterhub train")
+    assert max(map(len, out.splitlines())) <= 80
+    words = ("method=prefix", "--task", "causal-lm", "train.learning_rate=1e-3")
+    assert adapterhub("recipe", *words)[1] == out
+    (tmp_path / "one.yaml").write_text(out, encoding="utf-8")
+    assert adapterhub("recipe", tmp_path / "one.yaml")[1] == out
+    other = adapterhub("recipe", tmp_path / "one.yaml", "lora")[1]
+    assert "  lora:\n" in other
+    assert "  prefix:\n" not in other
+
+
+def test_save_writes_the_schema_beside_the_recipe(adapterhub, tmp_path):
+    file = tmp_path / "my.yaml"
+    succeeded(adapterhub("recipe", "--save", file), f"next: adapterhub train {file}")
+    assert load_yaml(file)["train"]["log_every"]
+    schema = json.loads((tmp_path / "recipe.schema.json").read_text(encoding="utf-8"))
+    assert "train" in schema["properties"]
+    refused(adapterhub("recipe", "--save", file), "exists", "another --save")
+    refused(adapterhub("recipe", "--save", tmp_path / "no" / "my.yaml"), "No such file")

@@ -1,13 +1,27 @@
-"""`adapterhub predict`: arguments, files, standard input, pairs of texts; damaged adapters."""
+"""`adapterhub predict`: of arguments, files, a terminal and tables, also of damaged adapters."""
+
+from __future__ import annotations
 
 import io
+import json
+import os
 import shutil
+import signal
+import time
+from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from adapterhub.inference.open import AdapterSource, Predictor
 from tests.kit import tiny_models
 from tests.kit.data import json_lines, sentences, write_tsv
+from tests.kit.processes import fork_command
+from tests.kit.runs import TABLE_ROWS, train_two, write_table
 from tests.kit.session import refused, succeeded
+from tests.kit.task_cases import CASES
 
 
 def test_predict_from_a_file_and_from_standard_input(trained, adapterhub, data, monkeypatch):
@@ -79,3 +93,271 @@ def test_damaged_files(adapterhub, trained, damage):
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     refused(adapterhub("predict", trained, "good"), "adapter.")
+
+
+# A file: all columns and the predictions as a table, in any format.
+
+
+READERS = {
+    ".csv": lambda path: pd.read_csv(path, keep_default_na=False),
+    ".tsv": lambda path: pd.read_csv(path, sep="\t", keep_default_na=False),
+    ".jsonl": lambda path: pd.read_json(path, lines=True, dtype=False),
+    ".parquet": pd.read_parquet,
+}
+TEXTS = ["the movie was good", 'a "bad",\tplot\nend', "", "the end"]
+ROWS = {"id": [1, 2, 3, 4], "TEXT": TEXTS, "label": ["x"] * 4, "list": [[1], [], [2, 3], ["a"]]}
+
+
+def written(path):
+    """Write the rows in the format of a file; lists are JSON text in CSV and TSV."""
+    frame = pd.DataFrame(ROWS)
+    if path.suffix == ".parquet":
+        pd.DataFrame({name: ROWS[name] for name in ("id", "TEXT", "label")}).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame["list"] = frame["list"].map(json.dumps)
+        frame.to_csv(path, sep={".csv": ",", ".tsv": "\t"}[path.suffix], index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("source", "into"),
+    [(".csv", ".tsv"), (".tsv", ".csv"), (".jsonl", ".jsonl"), (".parquet", ".parquet"),
+     (".jsonl", ".csv")],
+)  # fmt: skip
+def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, source, into):
+    file, output = written(tmp_path / f"rows{source}"), tmp_path / "new" / f"out{into}"
+    keep = ("--keep-empty",)
+    out = succeeded(adapterhub("predict", trained, file, "--output", output, "--all", *keep))
+    assert out == f"4 rows: {output}\n"
+    found = READERS[into](output)
+    assert list(found["TEXT"]) == TEXTS
+    assert list(map(str, found["id"])) == ["1", "2", "3", "4"]
+    added = ["predicted_label", "probability", "probability of neg", "probability of pos"]
+    added += ["truncated"]
+    assert list(found.columns) == [*READERS[source](file).columns, *added]
+    expected = json_lines(
+        succeeded(adapterhub("predict", trained, "--data", file, "--json", *keep))
+    )
+    assert [row.get("empty", False) for row in expected] == [False, False, True, False]
+    texts = found[found["TEXT"] != ""]
+    filled = [row for row in expected if row["text"]]
+    assert list(texts["predicted_label"]) == [row["label"] for row in filled]
+    assert list(map(float, texts["probability of pos"])) == pytest.approx(
+        [row["scores"]["pos"] for row in filled]
+    )
+    if "list" in found and source == into == ".jsonl":
+        assert list(found["list"]) == ROWS["list"]
+    refused(adapterhub("predict", trained, file, "--output", output), "is already there")
+
+
+def test_two_columns_on_the_terminal(adapterhub, trained):
+    for more in ([], ["--all"]):
+        out = succeeded(adapterhub("predict", trained, "the end", "a\tplot", *more))
+        cells = [line.split("\t") for line in out.splitlines()]
+        assert [row[-1] for row in cells] == ["the end", "a\\tplot"]
+        assert {row[0] for row in cells} <= {"neg", "pos"}
+        assert all(0 <= float(row[1]) <= 1 for row in cells)
+        assert [len(row) for row in cells] == [5 if more else 3] * 2
+
+
+def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
+    """Single texts and pairs, for adapters that were trained on columns of other names."""
+    rows = sentences(32)
+    single = "".join(f"{text},{label}\n" for text, label in rows)
+    pairs = "".join(f"{text},a plot,{label}\n" for text, label in rows)
+    texts = [("the movie, was good",), ("bad",)], [("a film", "a plot"), ("the end", "an end")]
+    for name, header, content, typed in (
+        ("single", "Review,Mood\n", single, texts[0]),
+        ("pairs", "text,Two,Mood\n", pairs, texts[1]),
+    ):  # fmt: skip
+        (tmp_path / "train.csv").write_text(header + content)
+        (tmp_path / "texts.txt").write_text("".join("\t".join(row) + "\n" for row in typed))
+        columns = header.strip().split(",")
+        options = [f"data.text={columns[0]}", f"data.label={columns[-1]}"]
+        options += [f"data.pair={columns[1]}"] * (name == "pairs")
+        succeeded(adapterhub(
+            "train", "--backbone", backbone, "--train", tmp_path / "train.csv", "--output",
+            tmp_path / name, "train.max_steps=1", "train.report=false", "data.eval=none", *options,
+        ))  # fmt: skip
+        for words in (("--data", tmp_path / "texts.txt"), (tmp_path / "texts.txt",)):
+            out = succeeded(adapterhub("predict", tmp_path / name, *words))
+            assert [tuple(line.split("\t")[2:]) for line in out.splitlines()] == typed
+
+
+# On a terminal each line is answered at once, and chats go on.
+
+
+class Terminal(io.StringIO):
+    """Lines that a user types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def typing(adapterhub, monkeypatch, tmp_path, backbones):
+    """Return a function that trains the case of a task for a step, and types lines for it."""
+
+    def type_lines(task: str, text: str, *words: str) -> tuple[int, str, str]:
+        case = CASES[task]
+        line = ("train", "--backbone", backbones(case.backbone), "--task", case.task, "--train")
+        line += (case.data(tmp_path), "--output", tmp_path / "run", "train.max_steps=1")
+        line += ("train.report=false", "data.eval=none")
+        succeeded(adapterhub(*line))
+        monkeypatch.setattr("sys.stdin", Terminal(text))
+        return adapterhub("predict", tmp_path / "run", *words)
+
+    return type_lines
+
+
+def test_each_line_is_answered_until_an_empty_one(typing, adapterhub, tmp_path, monkeypatch):
+    loads = []
+    original = Predictor.predict_examples
+    monkeypatch.setattr(
+        Predictor, "predict_examples", lambda self, *a: loads.append(a[0]) or original(self, *a)
+    )
+    code, out, err = typing("classification", "the end\na plot\n\nnot read\n")
+    assert code == 0, err
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert [len(line) for line in lines] == [2, 2]
+    assert [[example.text for example in each] for each in loads] == [["the end"], ["a plot"]]
+    assert "text, then Enter; an empty line or Ctrl-D ends" in err
+    monkeypatch.setattr("sys.stdin", Terminal("the end"))  # and the end of input
+    out = succeeded(adapterhub("predict", tmp_path / "run", "--json"))
+    assert json.loads(out)["text"] == "the end"
+
+
+@pytest.mark.parametrize("task", ["question-answering", "reranking", "reward", "multiple-choice"])
+def test_other_texts_are_asked_for_or_given(task, typing):
+    """An error is told, and the next line is answered."""
+    if task == "multiple-choice":
+        code, out, err = typing(task, "the end\nthe end\tgood\tbad\n")
+        assert "needs a text and two or more choices" in err
+        expected = 1
+    else:
+        code, out, err = typing(task, "the end\na good end\nthe plot\n\nthe plot\ta film\n")
+        assert "second text> " in err
+        assert "error: " in err
+        expected = 2
+    assert code == 0, err
+    assert len(out.splitlines()) == expected
+
+
+def test_a_chat_goes_on_until_it_begins_anew(typing, monkeypatch):
+    asked = []
+    original = Predictor.streamed
+    monkeypatch.setattr(
+        Predictor,
+        "streamed",
+        lambda self, examples, how: (
+            asked.append(examples[0].messages) or original(self, examples, how)
+        ),
+    )
+    code, out, err = typing("causal-lm", "a film\na plot\n/new\nan end\n", "--max-new-tokens", "2")
+    assert code == 0, err
+    assert err.count("/new begins a new conversation") == 1
+    first = out.split("\n")[0]
+    assert asked == [
+        (("user", "a film"),),
+        (("user", "a film"), ("assistant", first), ("user", "a plot")),
+        (("user", "an end"),),
+    ]
+
+
+@pytest.mark.parametrize("task", ["seq2seq", "denoising"])
+def test_other_tasks_write_each_text_alone(task, typing, adapterhub, tmp_path):
+    out = succeeded(typing(task, "the film\nthe film\n"))
+    first, second = out.splitlines()
+    assert first == second
+    out = succeeded(adapterhub("predict", tmp_path / "run", "the film", "--stream"))
+    assert out.splitlines() == [first]
+
+
+def test_a_real_terminal(trained, adapterhub, monkeypatch):
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    os.write(ours, b"the end\n\x04")
+    with open(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        code, out, err = adapterhub("predict", trained)
+    os.close(ours)
+    assert code == 0, err
+    assert out.split("\t")[0] in ("neg", "pos")
+
+
+# `--input`: Parquet in, Parquet out, and nothing lost by a kill.
+
+
+@pytest.fixture(scope="module")
+def two(backbone, tmp_path_factory):
+    """Train two adapters of one backbone, with two and six classes."""
+    return train_two(backbone, tmp_path_factory.mktemp("trained"))
+
+
+PARTS = 120  # that the killed process has to write
+
+
+def named(two: dict[str, AdapterSource]) -> list[str]:
+    words = ["--route-column", "adapter"]
+    for name, source in two.items():
+        words += ["--adapter", f"{name}={source.reference}"]
+    return words
+
+
+def test_one_adapter_into_one_file(adapterhub, two, tmp_path):
+    source, output = write_table(tmp_path / "rows"), tmp_path / "out.parquet"
+    words = ("predict", two["mood"].reference, "--input", source, "--output", output)
+    out = succeeded(adapterhub(*words))
+    assert out.strip() == f"{TABLE_ROWS} rows in 10 parts: {output}"
+    rows = pq.read_table(output).to_pylist()
+    texts = [text for text, _ in sentences(TABLE_ROWS)]
+    shown = succeeded(adapterhub("predict", two["mood"].reference, "--json", *texts))
+    expected = [json.loads(line) for line in shown.splitlines()]
+    assert [json.loads(row["prediction"])["label"] for row in rows] == [
+        row["label"] for row in expected
+    ]
+    assert adapterhub(*words)[0] == 2, "it is there"
+
+
+def test_a_column_names_the_adapter(adapterhub, two, tmp_path):
+    source, output = write_table(tmp_path / "rows"), tmp_path / "out"
+    words = ("predict", *named(two), "--input", source, "--output", output, "--into", "guess")
+    succeeded(adapterhub(*words))
+    rows = pq.read_table(sorted(output.glob("part-*.parquet"))[0]).to_pylist()
+    assert list(rows[0]) == ["id", "text", "adapter", "guess"]
+    sizes = {row["adapter"]: len(json.loads(row["guess"])["scores"]) for row in rows}
+    assert sizes == {"mood": 2, "thing": 6}
+    code, _, err = adapterhub(*words)
+    assert code == 0
+    assert "10 of 10 parts are there already" in err
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_and_started_again_it_gives_the_same_rows(adapterhub, two, tmp_path):
+    texts = [text for text, _ in sentences(PARTS)]
+    table = pa.table({"text": texts, "adapter": ["mood", "thing"] * (PARTS // 2)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=1)
+    words = ["predict", *named(two), "--input", str(tmp_path / "rows.parquet"), "--output"]
+    cut, whole = tmp_path / "cut.parquet", tmp_path / "whole.parquet"
+    parts = Path(f"{cut}.parts")
+    child = fork_command(*words, cut)
+    while len(list(parts.glob("part-*.parquet"))) < 20:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before it was killed"
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    done = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*.parquet")}
+    assert 20 <= len(done) < PARTS
+    assert not cut.exists()
+    # What was begun and not written is no part.
+    (parts / f".part-{PARTS - 1:06}.parquet.abcd.new").write_bytes(b"PAR1")
+    code, _, err = adapterhub(*words, cut)
+    assert code == 0, err
+    assert f"{len(done)} of {PARTS} parts are there already" in err
+    assert adapterhub(*words, whole)[0] == 0
+    first, second = (pq.read_table(path).to_pylist() for path in (cut, whole))
+    assert [row["text"] for row in first] == texts
+    assert first == second

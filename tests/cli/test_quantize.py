@@ -1,4 +1,4 @@
-"""`quantize=` on the command line: train, evaluate, merge, plan."""
+"""`quantize=` on the command line: train, evaluate, merge, plan; and checkpoints in FP8."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.backbones import layer_timing
@@ -19,7 +19,8 @@ from adapterhub.recipe.recipe import read
 from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.run import prepare
-from tests.kit import tiny_models
+from tests.kit import own_models, tiny_models
+from tests.kit.data import sentences, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
 from tests.kit.tiny_models import codes
@@ -190,3 +191,26 @@ def test_requantized_weights_may_differ_from_the_adapter(train, adapterhub, tmp_
     difference = json.loads(out)["merged"]["logits"]
     assert difference > 0.1
     assert json.loads(out)["loaded again"]["logits"] < difference / 10
+
+
+# Checkpoints in FP8: decoded, trained on, merged into
+
+
+@pytest.mark.parametrize("words", [(), ("--quantize", "dequantize")])
+def test_train_predict_and_merge(words, adapterhub, tmp_path):
+    model = tiny_models.model("llama", "causal-lm")
+    checkpoint = own_models.save_checkpoint(model, tmp_path / "coded")
+    data = write_tsv(tmp_path / "a.tsv", sentences(24))
+    run, merged = tmp_path / "run", tmp_path / "merged"
+    line = ("train", "--backbone", checkpoint, "--task", "causal-lm", "--method", "dora", "--train")
+    line += (data, "--text", "text", "--label", "label", "--steps", "4", "--output", run, *words)
+    succeeded(adapterhub(*line))
+    succeeded(adapterhub("predict", run, "a good film"))
+    out = succeeded(adapterhub("merge", run, "--output", merged))
+    assert "fp32" in out.splitlines()[0]
+    plain = AutoModelForCausalLM.from_pretrained(merged)
+    assert {p.dtype for p in plain.parameters()} == {torch.float32}
+    model, _ = ah.load_backbone(str(checkpoint), task="causal-lm", dtype="fp32")
+    ah.load(model, run / "adapter")
+    inputs = tiny_models.batch()
+    torch.testing.assert_close(plain(**inputs).logits, model(**inputs).logits, atol=1e-3, rtol=1e-3)

@@ -1,14 +1,22 @@
-"""A registry on the command line: its commands that are not in a file of their own."""
+"""A registry on the command line: `list`, `show`, `diff` and all that has no file of its own."""
 
+import importlib
+import io
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+import adapterhub as ah
 from adapterhub import cli
-from adapterhub.cli import delete
+from adapterhub.cli import _format, delete
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Entry, Publication
+from adapterhub.registry.trust import trust_key
 from tests.kit import registries
 
 
@@ -177,3 +185,168 @@ def test_the_default_registry_may_be_missing(typed, tmp_path, monkeypatch):
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         typed("show polite")
     assert not (tmp_path / "none-yet").exists()
+
+
+# `adapterhub list`, also called `search`
+
+
+list_module = importlib.import_module("adapterhub.cli.list")
+
+
+def test_list_filters_and_sorts(typed, tmp_path):
+    """An empty result names the filter."""
+    assert "no adapter in the registry" in typed("list --task tagging")
+    registries.write_sample(tmp_path / "low", 0, accuracy=0.5)
+    registries.write_sample(tmp_path / "high", 1, accuracy=0.75)
+    typed("publish ./low --name low --topic films")
+    typed("publish ./high --name high")
+    names = [json.loads(line)["name"] for line in typed("list --sort accuracy --json").splitlines()]
+    assert names == ["high", "low"]
+    assert "accuracy 0.500" in typed("list --tag films")
+    assert "high@v1" not in typed("search film")
+    low = json.loads(typed("list low --json"))
+    assert low["published"].startswith("20")
+    assert low["published"][:10] in typed("list low")
+    line = "no adapter has task=tagging; tasks here: classification (2)\n"
+    assert typed("list --task tagging") == line
+    assert typed("list --task tagging --all --json") == ""
+
+
+@pytest.mark.parametrize("line", ["list", "list zzz", "list --task zzz --method yyy"])
+def test_damaged_versions_are_noted_once(typed, tmp_path, line):
+    registries.write_sample(tmp_path / "made")
+    LocalRegistry().put(tmp_path / "made", Publication("polite"))
+    path = LocalRegistry().root / "acme--bert-small" / "polite"
+    (path / "v2").mkdir()
+    (path / "v2" / "adapter.json").write_text("{")
+    with pytest.warns(UserWarning, match="cannot be read and are left out") as notes:
+        typed(line)
+    assert len(notes) == 1
+
+
+def test_the_score_is_the_main_metric_of_the_task(typed, tmp_path):
+    metrics = {"classification": {"a_b": 0.1, "accuracy": 0.2, "loss": 0.3},
+               "masked-lm": {"accuracy": 0.1, "loss": 0.25}, "other": {"x": 0.5}}  # fmt: skip
+    for task, values in metrics.items():
+        registries.write_sample(tmp_path / task, 0, task=task, **values)
+        typed(f"publish ./{task} --name {task}")
+    shown = typed("list")
+    for score in ("accuracy 0.200", "loss 0.250", "x 0.500"):
+        assert score in shown
+    assert "a_b 0.100" in typed("list --sort a_b")
+
+
+def test_the_table_fits_a_terminal(monkeypatch, capsys):
+    """What all adapters have in common is left out before what tells them apart."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(_format, "console", lambda: console)
+    entries = [
+        Entry(f"name-of-{n}@v1", f"name-of-{n}", "v1", "", backbone, "", ("lora",),
+              "classification", {"accuracy": 0.5}, ("best",), 298_000, 74_000,
+              published="2026-11-22T10:00:00Z")
+        for n, backbone in enumerate(("acme/a-model", "my-bert--0123456789ab"))
+    ]  # fmt: skip
+    list_module._print_entries(entries, "name")
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "my-bert " in output.getvalue()
+    for column in ("score", "size", "date", "backbone"):
+        assert column in lines[1]
+    assert "not shown: parameters, task, tags (use --json)" in output.getvalue()
+    table = list_module.entries_table([replace(entries[0], tags=(), published=None)])
+    assert not {"tags", "date"} & {*table.columns}
+
+
+# `adapterhub show`
+
+
+def test_the_card_is_one_screen(typed, trained, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    manifest = json.loads((trained / "adapter" / "adapter.json").read_bytes())
+    typed("publish ./run --name mine --license mit --topic films --description " + "word" * 9)
+    shown = typed("show mine")
+    lines = shown.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert [line[:11].strip() for line in lines if line[:1].strip()][1:] == [
+        "versions", "about", "task", "method", "backbone", "scores", "trained on", "size", "signed",
+        "licence", "topics", "use it",
+    ]  # fmt: skip
+    assert f"task        {manifest['task']}: {', '.join(manifest['labels'])}" in shown
+    assert "method      lora\n" in shown, "only what differs from the defaults"
+    assert "scores      accuracy " in shown, "the main metric comes first"
+    assert "64 examples, evaluated on 22, 2 epochs," in shown
+    assert "signed      no" in shown
+    assert 'adapterhub predict mine "a text"' in shown
+
+
+def test_the_registry_that_was_given_and_who_signed_are_shown(typed, tmp_path):
+    key = registries.new_key()
+    made = registries.write_sample(tmp_path / "made")
+    ah.publish(made, "polite", registry="other", sign=key)
+    shown = typed("show polite --registry other")
+    assert 'adapterhub predict polite --registry other "a text"' in shown
+    assert 'ah.load(model, "polite", registry="other")' in shown
+    assert f"signed      key {key.public.id} for polite v1: valid, not trusted" in shown
+    trust_key(key.public)
+    assert "valid, trusted" in typed("show polite --registry other")
+
+
+def test_only_the_authors_own_text_is_shown_and_it_is_cut(typed, tmp_path):
+    text = "# Polite\n\nIt is\npolite.\n\n" + "".join(f"- item {n}\n" for n in range(20))
+    registries.write_sample(tmp_path / "made", card=text)
+    typed("publish ./made --name polite --description D")  # adds the generated block
+    shown = typed("show polite")
+    assert "\n  It is polite.\n  - item 0\n" in shown
+    assert "- item 6" in shown
+    assert "- item 7" not in shown
+    assert "and 13 more lines: adapterhub show polite --card" in shown
+    assert "How to load it" not in shown
+    assert "How to load it" in typed("show polite --card")
+
+
+def test_many_versions_are_shortened(typed, tmp_path):
+    for seed in range(10):
+        ah.publish(registries.write_sample(tmp_path / str(seed), seed))
+    ah.yank("polite@v9", "no")
+    shown = typed("show polite").split("task ")[0]
+    assert "v10 (20" in shown
+    assert "v9 (yanked, 20" in shown
+    assert " and 2 more" in shown
+
+
+# `adapterhub diff`
+
+
+def test_two_versions_are_compared(typed, tmp_path):
+    registries.write_sample(tmp_path / "a", 1, accuracy=0.5)
+    registries.write_sample(tmp_path / "b", 2, accuracy=0.75, method="pfeiffer")
+    for folder in "ab":
+        typed(f"publish ./{folder} --name polite")
+    shown = typed("diff polite@v1 polite@v2")
+    assert "metrics.accuracy" in shown
+    assert "0.75" in shown
+    assert "encoder.0.attn.q.lora.a   2 x 4   1" in shown
+    assert "0 of 1 tensors that both have are equal" in shown
+    assert typed("diff a polite@v1") == "1 of 1 tensors that both have are equal\n"
+    tree = json.loads(typed("diff polite@v1 ./b --json"))
+    assert tree["adapters"] == ["polite@v1", "./b"]
+    assert tree["fields"]["metrics.accuracy"] == [0.5, 0.75]
+    row = {"first": [2, 4], "second": [2, 4], "distance": 1.0}
+    assert tree["tensors"] == {"encoder.0.attn.q.lora.a": row}
+
+
+def test_several_are_compared_with_the_first(typed, trained, tmp_path):
+    """Tensors that only one has are counted."""
+    for seed, name in enumerate("abc"):
+        registries.write_sample(tmp_path / name, seed, accuracy=seed / 4)
+    shown = typed("diff a b c")
+    assert typed("diff a b") in shown
+    assert typed("diff a c") in shown
+    lines = typed("diff a b c --json").splitlines()
+    assert [json.loads(line)["adapters"] for line in lines] == [["a", "b"], ["a", "c"]]
+    shown = typed("diff ./run ./a")
+    assert "0 of 0 tensors that both have are equal" in shown
+    assert "tensors are only in ./run" in shown
+    assert "1 tensor is only in ./a" in shown
