@@ -1,4 +1,4 @@
-"""Adapters of all tasks that share a body, and others, saved once."""
+"""Adapters that several tests serve, saved once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
-from tests.kit.server import EXAMPLES, TaskExample, busy, write_adapter
-
-METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)")
+from tests.kit.server import busy, write_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +28,6 @@ def held(engine: Engine) -> Iterator[threading.Event]:
     """Keep the compute thread of a test's engine busy until the event is set."""
     with busy(engine) as free:
         yield free
-
-
-@pytest.fixture(scope="session")
-def adapters(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TaskExample]:
-    """Write an adapter for each task, with each of several methods; return its examples."""
-    folder = tmp_path_factory.mktemp("served")
-    found = {}
-    for n, example in enumerate(EXAMPLES):
-        for m, method in enumerate(METHODS):
-            name = folder / f"{example.task}-{n}-{m}"
-            found[write_adapter(backbone, name, method, example, seed=10 * n + m)] = example
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,6 @@
-"""What the engine answers is what `predict --json` prints, in batches of many tasks and methods."""
+"""What the engine answers is what `predict --json` prints, for what shares a body or does not."""
 
 from __future__ import annotations
-
-import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,32 +18,6 @@ from tests.kit.server import (
     same_answer,
     write_adapter,
 )
-
-THREADS = 16
-
-
-def wrong_answers(engine, expected, seed):
-    """Ask for answers in a random order; return those that are wrong."""
-    asked = [(folder, n) for folder, answers in expected.items() for n in range(len(answers))]
-    random.Random(seed).shuffle(asked)
-    inputs = {folder: example.inputs for folder, example in engine.examples.items()}
-    futures = [(f, n, engine.submit(f, inputs[f][n])) for f, n in asked[: len(asked) // 4]]
-    found = [(f, n, future.result(60)) for f, n, future in futures]
-    return [(f, n, a, expected[f][n]) for f, n, a in found if not same_answer(a, expected[f][n])]
-
-
-def test_every_task_and_method_in_mixed_batches_from_many_threads(adapters):
-    expected = {f: expected_answers(f, example.inputs) for f, example in adapters.items()}
-    with Engine(batch_tokens=256) as engine:
-        engine.examples = adapters
-        engine.pin(*adapters)
-        with ThreadPoolExecutor(THREADS) as pool:
-            wrong = list(pool.map(lambda n: wrong_answers(engine, expected, n), range(THREADS)))
-        assert not [each for some in wrong for each in some]
-        assert all(use.shared for use in engine.models())
-        assert len({use.model for use in engine.models()}) == 1
-        assert engine.counts["rows"] / engine.counts["batches"] > 3
-        assert engine.counts["tokens"] / engine.counts["positions"] > 0.75
 
 
 def with_tokens(backbone, folder):
@@ -78,6 +49,9 @@ def by(method, example=EXAMPLES[0], **options):
         (by("bitfit"), "trains parameters"),
         (by("full"), "trains parameters"),
         (by("head"), ""),
+        (by("dora(rank=2)"), ""),
+        (by("prefix(length=2)", EXAMPLES[1]), ""),
+        (by("prompt(length=3)", EXAMPLES[2]), ""),
         (by("p_tuning(length=2)"), ""),
         (by("scalar-mix"), ""),
         (by("unipelt"), ""),

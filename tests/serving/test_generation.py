@@ -27,7 +27,6 @@ from adapterhub.tasks.common import language_models
 from adapterhub.web.errors import (
     ComputationError,
     DeadlineError,
-    OverloadedError,
     StoppedError,
     TooLargeError,
 )
@@ -417,17 +416,6 @@ def test_prompts_and_adapters_that_cannot_be_written_from(engine, writers, polit
             other.generate(None, "a plot", GREEDY).result(60)
         with pytest.raises(ConfigError, match="does not generate texts"):
             other.generate(polite, "a plot", GREEDY).result(60)
-
-
-def test_texts_wait_in_the_queue(writers):
-    with Engine(queue_tokens=20) as engine:
-        ask_all(engine, [(writers[0], PROMPTS[0])])
-        with busy(engine):
-            first = [engine.generate(writers[0], PROMPTS[2], GREEDY) for _ in range(2)]
-            with pytest.raises(OverloadedError):
-                engine.generate(writers[0], PROMPTS[0], GREEDY)
-        assert all(each.result(60) for each in first)
-        assert engine.queued_tokens == 0
 
 
 @pytest.mark.parametrize("drain", [30, 0.05])

@@ -88,3 +88,4 @@ def test_answers_are_those_of_predict_in_mixed_batches(backbone, folders):
                     assert resident() < at_first + GROWTH, part
     shared = engine.counts["rows"] / engine.counts["batches"]
     assert shared > 1.5, shared
+    assert engine.counts["tokens"] / engine.counts["positions"] > 0.75
