@@ -26,13 +26,8 @@ def cache(tmp_path, monkeypatch):
     return add
 
 
-@pytest.mark.parametrize("task", TASK_MODELS)
-def test_every_task_has_a_good_backbone(task, cache):
-    name, _ = default_backbone(task)
-    assert name in {each.id for each in GOOD}
-
-
 def test_a_good_one_that_is_here_is_chosen_else_the_smallest(cache):
+    assert {default_backbone(task)[0] for task in TASK_MODELS} <= {each.id for each in GOOD}
     assert default_backbone("causal-lm") == (SMOLLM, "Hub")
     cache("acme/big", "LlamaForCausalLM", 500)
     cache("acme/small", "GPT2LMHeadModel", 100)
@@ -50,9 +45,8 @@ def test_the_kind_of_a_checkpoint_is_found(architecture, cache, backbones):
 
 
 def test_what_cannot_be_read_is_not_listed(cache, tmp_path):
-    for number, text in enumerate(
-        ("", "[]", "{", '{"architectures": 3}', '{"architectures": [[]]}')
-    ):
+    texts = ("", "[]", "{", '{"architectures": 3}', '{"architectures": [[]]}')
+    for number, text in enumerate(texts):
         cache(f"acme/m{number}", "x")
         (tmp_path / f"models--acme--m{number}/snapshots/0123/config.json").write_text(text)
     assert [e for e in find.found_backbones() if e.id.startswith("acme")] == []
@@ -66,9 +60,5 @@ def test_the_command_lists_what_is_here_and_what_is_good(cache, adapterhub):
     assert all(each.id in shown for each in GOOD)
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
     data = json.loads(adapterhub("backbones", "--json")[1])
-    assert {
-        "id": "acme/chat",
-        "kind": "language model",
-        "bytes": 2048,
-        "place": "Hub cache",
-    } in data["here"]
+    found = {"id": "acme/chat", "kind": "language model", "bytes": 2048, "place": "Hub cache"}
+    assert found in data["here"]

@@ -33,7 +33,8 @@ def config_only(tmp_path):
     return tmp_path / "llama"
 
 
-def test_check_before_training(adapterhub, config_only):
+def test_check_before_training(adapterhub, config_only, tmp_path):
+    """Of a method, and of a recipe."""
     where = ("--backbone", config_only)
     code, out, err = adapterhub("export", "--check", "vllm", "--method", "lora(rank=16)", *where)
     assert (code, out) == (0, "vllm: no problems; outputs equal with random weights\n"), err
@@ -45,6 +46,13 @@ def test_check_before_training(adapterhub, config_only):
     code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
     assert code == 1
     assert "houlsby: peft has no such method" in out
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"backbone: {config_only}\nmethod: prefix\ntask: causal-lm\noutput: out\n"
+        "data: {train: train.txt}\n"
+    )
+    code, out, _ = adapterhub("export", recipe, "--check", "peft")
+    assert (code, "prefix(positions=true)" in out) == (1, True)
 
 
 def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
@@ -75,14 +83,3 @@ def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
     monkeypatch.setattr(export, "peft_is_installed", lambda: False)
     code, out, _ = adapterhub("export", *where)
     assert (code, out) == (0, "peft: no problems; outputs not compared, peft is missing\n")
-
-
-def test_check_of_a_recipe(adapterhub, config_only, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        f"backbone: {config_only}\nmethod: prefix\ntask: causal-lm\noutput: out\n"
-        "data: {train: train.txt}\n"
-    )
-    code, out, _ = adapterhub("export", recipe, "--check", "peft")
-    assert code == 1
-    assert "prefix(positions=true)" in out

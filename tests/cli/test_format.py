@@ -12,18 +12,10 @@ from adapterhub.cli._format import bytes_text, print_table, seconds_text, sparkl
 from adapterhub.files.shown_table import ShownTable
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (317_700, "318 kB"),
-        (1_540_000, "1.5 MB"), (2.5e9, "2.50 GB"), (25e9, "25.0 GB"), (3e12, "3.0 TB"),
-    ],
-)  # fmt: skip
-def test_bytes(size, text):
-    assert bytes_text(size) == text
-
-
-def test_durations():
+def test_bytes_and_durations():
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 317_700: "318 kB", 1_540_000: "1.5 MB",
+             2.5e9: "2.50 GB", 25e9: "25.0 GB", 3e12: "3.0 TB"}  # fmt: skip
+    assert {size: bytes_text(size) for size in sizes} == sizes
     assert seconds_text(59.4) == "59.4 s"
     assert seconds_text(75.2) == "1 min 15 s"
 
@@ -52,15 +44,13 @@ def test_a_pipe_gets_every_column_without_frames(capsys):
     assert "\u2502" not in text
 
 
-def test_a_sparkline_goes_from_the_least_to_the_greatest_and_averages_many_values():
+def test_a_sparkline_goes_from_the_least_to_the_greatest_and_averages_many_values(monkeypatch):
+    """It is digits where the encoding has no blocks."""
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert [sparkline(values) for values in ([3.0, 3.0], [2.0])] == ["▁▁", "▁"]
     line = sparkline([float(i // 100) for i in range(1000)], width=10)
     assert (len(line), line[0], line[-1]) == (10, "▁", "█")
     assert list(line) == sorted(line)
-
-
-def test_a_sparkline_is_digits_where_the_encoding_has_no_blocks(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr("sys.stdout", stream)
     assert sparkline([0.0, 0.5, 1.0]) == "047"

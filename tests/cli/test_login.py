@@ -19,18 +19,15 @@ def login(monkeypatch, tmp_path):
     )
 
 
-def test_a_token_is_read_from_standard_input_and_not_printed(login):
+def test_a_token_is_read_from_standard_input_or_prompted_for_and_not_printed(login, monkeypatch):
     result = login("https://Hub.example.org/", "my-token-123\n", "--unchecked")
     assert result.output == "stored a token for https://hub.example.org\n"
     assert token_for("https://hub.example.org:443/x") == "my-token-123"
-
-
-def test_a_token_is_prompted_for_without_an_echo(login, monkeypatch):
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("click.prompt", lambda text, hide_input: "my-token-123" * hide_input)
+    monkeypatch.setattr("click.prompt", lambda text, hide_input: "my-token-456" * hide_input)
     monkeypatch.setattr("adapterhub.cli.login.sys", terminal)
     login("https://hub.example.org", "", "--unchecked")
-    assert token_for("https://hub.example.org") == "my-token-123"
+    assert token_for("https://hub.example.org") == "my-token-456"
 
 
 def test_a_token_is_stored_with_a_note_where_the_hub_cannot_be_reached(login, monkeypatch):

@@ -86,12 +86,8 @@ def test_commands_refuse_strange_names(
 ):
     monkeypatch.chdir(tmp_path)
     values = {"RUN": trained, "DATA": data[0], "B": backbone}
-    code, _, err = adapterhub(
-        *(
-            word.replace("@", name) if "@" in word else values.get(word, word)
-            for word in line.split()
-        )
-    )
+    words = (w.replace("@", name) if "@" in w else values.get(w, w) for w in line.split())
+    code, _, err = adapterhub(*words)
     assert code in (0, 2)
     assert "Traceback" not in err
 
@@ -105,17 +101,11 @@ def test_a_long_text_is_a_text(length, trained, adapterhub, monkeypatch):
     assert [row["text"] for row in json_lines(out)] == ["good", text]
 
 
-@pytest.fixture
-def swept(trained, tmp_path, monkeypatch):
-    """A folder with a run as --sweep calls them."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(trained, tmp_path / "runs" / "learning_rate=1e-3")
-    monkeypatch.chdir(tmp_path / "runs")
-    return "learning_rate=1e-3"
-
-
-def test_a_folder_of_a_sweep_is_an_adapter(swept, adapterhub, backbone, data):
+def test_a_folder_of_a_sweep_is_an_adapter(trained, adapterhub, tmp_path, monkeypatch):
     """Typed as it is, in a path, and after a name."""
+    swept = "learning_rate=1e-3"
+    shutil.copytree(trained, tmp_path / "runs" / swept)
+    monkeypatch.chdir(tmp_path / "runs")
     for words in (
         ["predict", swept, "good"],
         ["show", swept],

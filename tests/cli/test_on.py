@@ -98,15 +98,14 @@ def test_commands_bring_it_along_or_say_what_is_missing(world):
             assert "lang@v1" in out
     (copy,) = Path("pulled", "on").iterdir()
     assert (copy / "adapter.json").is_file()
+    pins = json.loads(Path("adapterhub.lock").read_text())["adapters"]
+    assert [each["reference"] for each in pins["task"]["on"]] == ["lang@v1"]
     LocalRegistry().delete("lang", "v1")
+    new = {"merged", "pulled", "restored", "higher", "other.lock"}
     for name, words in BRINGS.items():
-        code, _, err = world(*(f"{word}-2" if word in _new_folders() else word for word in words))
+        code, _, err = world(*(f"{word}-2" if word in new else word for word in words))
         assert code == 2, name
         assert "was trained on lang@v1, which cannot be used" in err, (name, err)
-
-
-def _new_folders() -> set[str]:
-    return {"merged", "pulled", "restored", "higher", "other.lock"}
 
 
 def test_commands_that_cannot_use_it_refuse(world):
@@ -127,8 +126,3 @@ def test_several_values_follow_one_flag(world):
         "train", "--on", "lang", "--on", "nowhere", "--backbone", "BACKBONE", "--train",
         "TRAIN", "--output", "new", "--dry-run",
     ), "nowhere")  # fmt: skip
-
-
-def test_the_lock_file_has_the_adapters_below(world):
-    pins = json.loads(Path("adapterhub.lock").read_text())["adapters"]
-    assert [each["reference"] for each in pins["task"]["on"]] == ["lang@v1"]

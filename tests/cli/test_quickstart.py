@@ -29,22 +29,17 @@ def small(backbone, data, monkeypatch):
 
 
 def test_a_head_and_a_lora_are_trained_and_compared(small, adapterhub, tmp_path):
+    """In a folder that is not there yet."""
+    for name in ("runs", "runs-2"):
+        (tmp_path / name).mkdir()
     out = succeeded(adapterhub("quickstart", "--output", tmp_path / "runs", "--quiet"))
     rows = {line[:22].strip(): line[22:].split() for line in out.splitlines()}
     assert len(rows["trained parameters"][0]) < len(rows["trained parameters"][1])
     assert len(rows["accuracy"]) == len(rows["macro F1"]) == 2
-    adapter = tmp_path / "runs" / "lora" / "adapter"
+    adapter = tmp_path / "runs-3" / "lora" / "adapter"
     assert (adapter / "adapter.json").is_file()
     ((*_, command, folder, first, _, _),) = small
     assert (command, folder, first) == ("predict", str(adapter), quickstart.TEXTS[0])
-
-
-def test_an_output_folder_is_never_reused(tmp_path):
-    output = str(tmp_path / "runs")
-    assert quickstart._unused(output) == output
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs-2").mkdir()
-    assert quickstart._unused(output) == f"{output}-3"
 
 
 @pytest.mark.parametrize("kind", ["stopped", "full disk"])

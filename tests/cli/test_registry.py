@@ -41,7 +41,6 @@ def test_a_version_from_its_publication_to_its_end(polite, tmp_path):
     for text in ("method      lora", "versions    v2 (20", "v1 (best, 20"):
         assert text in shown
     assert "# Polite" in polite("show polite@best --card")
-    assert json.loads(polite("show polite@best --json"))["metrics"] == {"accuracy": 0.75}
     assert "versions" not in polite("show ./run"), "a folder has no versions"
 
     assert polite("pull polite@best --to mine").strip() == "mine"

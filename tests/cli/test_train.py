@@ -1,4 +1,4 @@
-"""`adapterhub train`: recipes, overrides, the dry run, resuming, and reproducible bytes."""
+"""`adapterhub train`: recipes, overrides, dry runs, sweeps, resuming, and what is said."""
 
 import itertools
 import json
@@ -18,10 +18,11 @@ from tests.kit.compare import problems
 from tests.kit.data import json_lines, write_tsv
 from tests.kit.processes import fork_command
 from tests.kit.selection import cases_of
-from tests.kit.session import succeeded
+from tests.kit.session import refused, succeeded
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
+def test_dry_run_prints_the_plan_and_writes_nothing(train, trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
     options = ("batch_size=3", "max_length=4", "head_learning_rate=4e-3", "schedule=cosine")
     out = succeeded(train("--method", "mam", "--dry-run", *(f"train.{o}" for o in options)))
     for expected in (
@@ -38,12 +39,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
         " s a step, as measured here and now)",
     ):
         assert expected in out
-    assert not (tmp_path / "run").exists()
-
-
-def test_dry_run_of_a_run_that_exists(trained, train):
-    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    succeeded(train("--dry-run"), "encoder.0.attn.q")
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
@@ -157,3 +152,103 @@ def _nested_names():
     data = nested_flags({flag.replace("-", "_"): "1" for flag in FLAGS})
     for key, value in data.items():
         yield from ([f"{key}.{name}" for name in value] if isinstance(value, dict) else [key])
+
+
+# What it says from its first line to what to type next, and longer runs
+
+
+# With a line per step, the last one of the short run is one of the long run, too.
+CONSTANT = ("train.schedule=constant", "train.warmup=2", "train.log_every=1")
+
+
+def test_stages_schedule_and_what_to_type_next_are_said(trained_once):
+    run, (out, err) = trained_once[0] / "run", (trained_once[1].stdout, trained_once[1].stderr)
+    told = [line for line in err.splitlines() if line.endswith(" ...")]
+    stages = ["reading", "loading", "loading", "encoding", "fitting"]  # a bag of words, to compare
+    assert [line.split(" ")[0] for line in told] == stages
+    assert re.search(r"^\d+ steps; learning rate up to 1\.0e-03 \(head 5\.0e-03\)", err, re.M)
+    assert re.search(r"ex/s \S+ tok/s", err)
+    assert re.search(r"^best +epoch \d of 2 \(accuracy \d\.\d{4}\)$", out, re.M)
+    assert f'next         adapterhub predict {run} "a text"' in out
+    assert f"adapterhub publish {run}" in out
+
+
+def test_a_run_is_lengthened_from_its_folder_alone(train, adapterhub, tmp_path):
+    """The whole adapter equals that of a run that was long from the start, to the bit."""
+    assert train(*CONSTANT, "train.epochs=2", output=tmp_path / "whole")[0] == 0
+    assert train(*CONSTANT, "train.epochs=1")[0] == 0
+    run = tmp_path / "run"
+    code, _, err = adapterhub("train", "--resume", "--output", run, "train.epochs=2")
+    assert code == 0, err
+    assert "resumed after step" in err
+    names = ["metrics.jsonl"]
+    names += [f"{at}adapter/adapter.safetensors" for at in ("", "checkpoints/last/")]
+    assert all((run / n).read_bytes() == (tmp_path / "whole" / n).read_bytes() for n in names)
+    recipes = [(f / "recipe.yaml").read_text() for f in (run, tmp_path / "whole")]
+    assert recipes[0].replace(str(run), "") == recipes[1].replace(str(tmp_path / "whole"), "")
+
+
+def test_a_schedule_that_has_decayed_is_not_lengthened(trained, adapterhub):
+    before = (trained / "recipe.yaml").read_bytes()
+    refused(
+        adapterhub("train", "--resume", "--output", trained, "train.epochs=4"),
+        "its linear schedule lowered the learning rate towards step",
+        "adapterhub merge",
+    )
+    assert (trained / "recipe.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_bars_need_a_terminal(trained, adapterhub, data, command):
+    code, out, err = adapterhub(command, trained, "--data", data[1])
+    few = "22 evaluation rows: the scores are uncertain; evaluate on more\n" * (command == "eval")
+    assert (code, err) == (0, f"dev.tsv: tab-separated, 22 rows; columns: text, label\n{few}")
+    assert out
+
+
+# `--sweep`
+
+
+SHORT = ("train.max_steps=2", "train.tensorboard=false", "dtype=fp32")
+
+
+def test_a_sweep_trains_every_combination_and_ranks_them(train, tmp_path):
+    sweep = ("--sweep", "method=lora(rank=2),head", "--sweep", "seed=0,1")
+    code, out, err = train(*sweep, *SHORT)
+    assert code == 0, err
+    names = ["lora-rank=2,seed=0", "lora-rank=2,seed=1", "head,seed=0", "head,seed=1"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == set(names)
+    assert [f"run {n} of 4: {name}" in err for n, name in enumerate(names, 1)] == [True] * 4
+    rows = [line.split() for line in out.splitlines() if "seed=" in line and "next" not in line]
+    table = [row for row in rows if row[0] in names]
+    assert sorted(row[0] for row in table) == sorted(names)
+    scores = [float(row[1]) for row in table]
+    assert scores == sorted(scores, reverse=True)
+    best = tmp_path / "run" / table[0][0]
+    assert f"adapterhub publish {best}" in out
+    assert all((tmp_path / "run" / name / "recipe.yaml").is_file() for name in names)
+
+
+def test_a_run_of_a_sweep_is_resumed_alone_or_with_all(train, adapterhub, tmp_path):
+    assert train("--sweep", "seed=0,1", *SHORT)[0] == 0
+    adapter = tmp_path / "run" / "seed=0" / "adapter" / "adapter.safetensors"
+    before = adapter.read_bytes()
+    refused(train("--sweep", "seed=0,1", *SHORT), "seed=0 exists", "--resume")
+    succeeded(train("--sweep", "seed=0,1,2", *SHORT, "--resume"))
+    assert adapter.read_bytes() == before
+    assert (tmp_path / "run" / "seed=2" / "adapter").is_dir()
+    succeeded(adapterhub("train", "--output", tmp_path / "run" / "seed=1", "--resume"))
+
+
+def test_runs_that_fail_are_listed_after_the_others_are_done(train, tmp_path):
+    words = ("--sweep", "method=head,full", "lr=1e30", *SHORT[1:], "--steps", "4")
+    refused(train(*words), "of 2 runs failed", "full: training stopped")
+    assert not (tmp_path / "run" / "full" / "adapter").exists()
+    for folder in (tmp_path / "run" / "full" / "checkpoints").glob("*"):
+        assert (folder / "tensors.safetensors").is_file(), "the last good one is kept"
+
+
+def test_a_dry_run_lists_the_runs(train, tmp_path):
+    out = succeeded(train("--sweep", "method=lora,mam", *SHORT, "--dry-run"))
+    assert out.splitlines() == ["2 runs", *(str(tmp_path / "run" / m) for m in ("lora", "mam"))]
+    assert not (tmp_path / "run").exists()

@@ -13,11 +13,9 @@ import torch
 import adapterhub as ah
 from adapterhub.config.user_folders import state_folder
 from adapterhub.data.examples import Example
-from adapterhub.errors import ConfigError, DataError, MergeError, MismatchError
+from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import (
-    load_bare_backbone,
-    load_for_merging,
     open_adapter,
     open_backbone,
     open_several,
@@ -67,16 +65,6 @@ def test_evaluation_refuses_labels_that_the_adapter_lacks(folder: Path) -> None:
         predictor.evaluate([*EXAMPLES, Example("fine", label="neutral")])
 
 
-def test_another_backbone_is_refused(folder: Path, backbone: Path, tmp_path: Path) -> None:
-    model, tokenizer = ah.load_backbone(str(backbone), task="features")
-    with torch.no_grad():
-        next(model.parameters()).add_(1)
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(MismatchError):
-        open_adapter(folder, str(tmp_path / "other"))
-
-
 def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones) -> None:
     with pytest.raises(ConfigError, match="classification needs a trained head") as error:
         open_backbone(str(backbones("llama")), parse_task("classification"))
@@ -101,25 +89,6 @@ def test_a_long_input_is_read_whole_where_no_run_says_otherwise(backbones, tmp_p
     encoded = predictor.task.encode([Example(text)], predictor.setting, labelled=False)
     whole = len(predictor.tokenizer(text)["input_ids"])
     assert len(encoded.rows[0]["input_ids"]) >= whole > 200
-
-
-def test_a_merge_loads_the_adapter_in_one_dtype_under_a_new_name(folder: Path) -> None:
-    adapter, tokenizer = load_for_merging(folder, dtype="bf16", name="renamed")
-    assert adapter.name == "renamed"
-    assert {p.dtype for p in adapter.anatomy.parameters().values()} == {torch.bfloat16}
-    assert tokenizer("good")["input_ids"]
-    with pytest.raises(MergeError, match="not quantized"):
-        load_for_merging(folder, dtype=None)
-
-
-def test_the_bare_backbone_has_no_adapter(folder: Path, backbone: Path) -> None:
-    model, _ = load_bare_backbone(Saved.at(folder))
-    plain, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
-    tensors, expected = model.state_dict(), plain.state_dict()
-    assert tensors.keys() == expected.keys()
-    pretrained = [name for name in tensors if name.startswith("bert.")]
-    assert pretrained
-    assert all(torch.equal(tensors[name], expected[name]) for name in pretrained)
 
 
 def test_several_share_a_model_and_predict_as_alone(two_adapters):

@@ -18,6 +18,7 @@ from adapterhub.inference.merged_checkpoint import take_pooling
 from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import parse_task
 from tests.kit import tiny_models
+from tests.kit.server import write_adapter
 from tests.kit.task_cases import partners
 
 TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
@@ -26,18 +27,8 @@ TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
 @pytest.fixture
 def saved(backbone: Path, tmp_path: Path):
     """Make the folder of an adapter of the tiny backbone whose head pools."""
-
-    def make(how: str) -> Path:
-        labels = ["neg", "pos"]
-        model, _ = ah.load_backbone(
-            str(backbone), task="classification", labels=labels, pooling=how
-        )
-        adapter = ah.attach(model, ["lora", "norms"])
-        tiny_models.scramble(adapter)
-        adapter.save(tmp_path / "adapter")
-        return tmp_path / "adapter"
-
-    return make
+    methods = ["lora", "norms"]
+    return lambda how: write_adapter(backbone, tmp_path / "adapter", methods, pooling=how)
 
 
 @pytest.mark.parametrize("how", POOLS)

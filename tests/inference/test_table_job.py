@@ -14,7 +14,6 @@ from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, OutputError
 from adapterhub.inference.open import AdapterSource, open_adapter
 from adapterhub.inference.table_job import (
-    JOB,
     ONLY,
     PlannedTable,
     TableJob,
@@ -100,32 +99,6 @@ def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> PlannedTa
 
 def rows_of(planned: PlannedTable, number: int) -> pa.Table:
     return pa.table({"id": [number] * planned.parts[number].rows})
-
-
-def test_parts_that_are_there_are_not_missing(planned: PlannedTable, tmp_path: Path) -> None:
-    output = TableOutput(str(tmp_path / "out"), planned)
-    assert output.missing == list(planned.parts)
-    for number in (0, 3):
-        output.write(planned.parts[number], rows_of(planned, number))
-    again = TableOutput(str(tmp_path / "out"), planned)
-    assert [part.number for part in again.missing] == [1, 2, *range(4, 10)]
-    names = {"part-000000.parquet", "part-000003.parquet", JOB}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert pq.read_table(tmp_path / "out" / "part-000003.parquet").num_rows == 5
-
-
-def test_one_file_is_joined_in_order_when_all_parts_are_there(planned, tmp_path):
-    output = TableOutput(str(tmp_path / "out.parquet"), planned)
-    for part in reversed(planned.parts):
-        assert not (tmp_path / "out.parquet").exists()
-        output.write(part, rows_of(planned, part.number))
-    output.finish()
-    ids = pq.read_table(tmp_path / "out.parquet")["id"].to_pylist()
-    assert len(ids) == TABLE_ROWS
-    assert ids == sorted(ids)
-    assert not (tmp_path / "out.parquet.parts").exists()
-    with pytest.raises(OutputError, match="already there"):
-        TableOutput(str(tmp_path / "out.parquet"), planned)
 
 
 def test_another_job_and_other_files_are_refused(two_adapters, planned, tmp_path):

@@ -75,23 +75,24 @@ def test_rows_in_memory_train_as_those_of_a_file(backbone, of_a_file, tmp_path, 
 @pytest.mark.parametrize(
     "options",
     [
-        {"method": "lora(rank=2)"}, {"method": ah.LoRA(rank=2)}, {"method": ah.LoRA},
-        {"method": ["lora(rank=2)", "prefix(length=2)"]}, {"dtype": torch.float32},
-        {"dtype": "float32"}, {"dtype": "auto"}, {"train.schedule": "cosine"},
-        {"train__schedule": "cosine"}, {"train": {"schedule": "cosine"}},
-        {"epochs": 1, "steps": None},
-        {"lr": 1e-3, "batch_size": 8, "max_length": 9}, {"per_device_train_batch_size": 8},
-        {"eval": ROWS[:6], "test": ROWS[6:9]}, {"eval": "none"},
-        {"label": "label", "text": "text"},
-        {"labels": ["neg", "pos"]}, {"seed": 3, "name": "other"}, {"task": "classification"},
+        {"method": "lora(rank=2)", "dtype": torch.float32, "train.schedule": "cosine",
+         "eval": ROWS[:6], "test": ROWS[6:9], "batch_size": 8},
+        {"method": ah.LoRA(rank=2), "dtype": "float32", "train__schedule": "cosine",
+         "lr": 1e-3, "batch_size": 8, "max_length": 9, "label": "label", "text": "text"},
+        {"method": ah.LoRA, "dtype": "auto", "train": {"schedule": "cosine", "batch_size": 8},
+         "labels": ["neg", "pos"], "seed": 3, "name": "other", "task": "classification"},
+        {"method": ["lora(rank=2)", "prefix(length=2)"], "epochs": 1, "steps": None,
+         "per_device_train_batch_size": 8, "train.schedule": "cosine", "eval": "none"},
     ],
     ids=named,
 )  # fmt: skip
 def test_the_words_of_the_command_are_arguments(backbone, tmp_path, options):
     opened = trained(backbone, tmp_path / "run", **options)
     assert opened.predict("a good film").label in ("neg", "pos")
-    name = options.get("name", "run")
-    assert Saved.at(tmp_path / "run" / "adapter").manifest.name == name
+    assert Saved.at(tmp_path / "run" / "adapter").manifest.name == options.get("name", "run")
+    recipe = load_yaml(tmp_path / "run" / "recipe.yaml")
+    assert (recipe["train"]["schedule"], recipe["train"]["batch_size"]) == ("cosine", 8)
+    assert recipe["seed"] == options.get("seed", 0)
 
 
 @pytest.mark.parametrize(
@@ -154,18 +155,13 @@ def test_adapters_without_a_name_of_their_own_get_one(backbone: Path, tmp_path: 
     assert ah.load(model, tmp_path / "a").name == "default-2-2"
 
 
-def test_a_dtype_as_people_write_it(backbone: Path) -> None:
+def test_a_dtype_as_people_write_it_and_what_is_unclear_is_refused(backbone: Path) -> None:
     for dtype in (torch.bfloat16, "torch.bfloat16", "bfloat16", "bf16", "BF16"):
         model, _ = ah.load_backbone(backbone, dtype=dtype)
         assert model.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"labels": "yes"}, {"labels": ["a", "b"], "num_labels": 3}, {"labels": 0},
-     {"device": "gpu"}, {"device": 99}, {"dtype": "int3"}],
-    ids=named,
-)  # fmt: skip
-def test_what_is_unclear_is_refused_in_a_sentence(backbone: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        ah.load_backbone(backbone, task="classification", **options)
+    for unclear in (
+        {"labels": "yes"}, {"labels": ["a", "b"], "num_labels": 3}, {"labels": 0},
+        {"device": "gpu"}, {"device": 99}, {"dtype": "int3"},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            ah.load_backbone(backbone, task="classification", **unclear)

@@ -19,6 +19,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import parse_task
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import CASES
 
 OF_KIND = {parse_task(case.task).head: case for case in reversed(CASES.values())}
@@ -45,29 +46,32 @@ def saved(backbones: Any, tmp_path: Path) -> Any:
     return save
 
 
-@long_table("kind", KINDS, 3)
-def test_merge_writes_a_model_of_the_same_class_and_predict_needs_no_flag(
-    kind, saved, adapterhub, tmp_path
-):
-    model, folder, place = saved(kind)
-    case, expected, out = OF_KIND[kind], probe(model), tmp_path / "merged"
-    code, text, err = adapterhub(
-        "predict", folder, *case.asked(case.data(tmp_path)), "--backbone", place
-    )
-    assert code == 0, err
-    assert text.strip()
-    code, _, err = adapterhub("merge", folder, "--output", out, "--backbone", place)
-    assert code == 0, err
+def loaded(out: Path, kind: str, model: Any) -> Any:
+    """Load a merged model with transformers alone; check that it computes the same as the model."""
+    expected = probe(model)
     auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
-    merged = auto.from_pretrained(out)
+    merged = auto.from_pretrained(out).eval()
     assert type(merged) is type(model)
     if (processor := Backbone.of(model).processor) is not None:
         Backbone.of(merged).processor = processor
     if kind == "embedding":  # the pooler that nothing reads is not in the checkpoint
         merged.pooler = None
         expected.pop("pooler_output", None)
-    for name, value in probe(merged.eval()).items():
+    for name, value in probe(merged).items():
         torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-4)
+    return merged
+
+
+@long_table("kind", KINDS, 3)
+def test_merge_writes_a_model_of_the_same_class_and_predict_needs_no_flag(
+    kind, saved, adapterhub, tmp_path
+):
+    model, folder, place = saved(kind)
+    case, out = OF_KIND[kind], tmp_path / "merged"
+    asked = case.asked(case.data(tmp_path))
+    assert succeeded(adapterhub("predict", folder, *asked, "--backbone", place)).strip()
+    succeeded(adapterhub("merge", folder, "--output", out, "--backbone", place))
+    loaded(out, kind, model)
 
 
 @pytest.mark.parametrize("kind", HEADLESS)
@@ -84,31 +88,25 @@ def test_a_file_without_a_task_asks_for_it(kind, saved, adapterhub, tmp_path):
         "export": ("export", folder, "--output", tmp_path / "exported"),
     }
     for words in commands.values():
-        code, _, err = adapterhub(*words, "--backbone", place)
-        assert code == 2, words
-        assert "--task" in err
+        refused(adapterhub(*words, "--backbone", place), "--task")
         assert not (tmp_path / "merged").exists()
     with pytest.raises(ConfigError, match="does not record"):
         open_adapter(folder, str(place))
     task = {"features": "embedding"}.get(kind, kind)
     for name in ("merge", "predict"):
-        code, _, err = adapterhub(*commands[name], "--backbone", place, "--task", task)
-        assert code == 0, err
+        succeeded(adapterhub(*commands[name], "--backbone", place, "--task", task))
     if kind not in ("features", "embedding"):
         auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
         assert type(auto.from_pretrained(tmp_path / "merged")) is type(model)
 
 
-@pytest.mark.parametrize("command", ["merge", "predict", "export"])
-def test_another_kind_than_the_recorded_one_is_refused(command, saved, adapterhub, tmp_path):
+def test_another_kind_than_the_recorded_one_is_refused(saved, adapterhub, tmp_path):
     _, folder, place = saved("causal-lm")
-    words = ("text",) if command == "predict" else ("--output", tmp_path / "out")
-    code, _, err = adapterhub(
-        command, folder, *words, "--backbone", place, "--task", "classification"
-    )
-    assert code == 2
-    assert "was trained on a model for causal-lm, not for classification" in err
-    assert not (tmp_path / "out").exists()
+    other, out = ("--backbone", place, "--task", "classification"), ("--output", tmp_path / "out")
+    for command, words in (("merge", out), ("predict", ("text",)), ("export", out)):
+        says = "was trained on a model for causal-lm, not for classification"
+        refused(adapterhub(command, folder, *words, *other), says)
+        assert not (tmp_path / "out").exists()
 
 
 def with_tokens(beyond: bool) -> Any:
@@ -163,14 +161,7 @@ def test_what_changes_more_than_a_weight_is_merged_or_refused(
     assert code == 0, err
     if "SentenceTransformer(" in text:
         return  # compared by test_sentence_encoder.py
-    auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
-    merged = auto.from_pretrained(out).eval()
-    assert type(merged) is type(model)
-    if (processor := Backbone.of(model).processor) is not None:
-        Backbone.of(merged).processor = processor
-    expected = probe(model)
-    for output, value in probe(merged).items():
-        torch.testing.assert_close(value, expected[output], atol=1e-4, rtol=1e-4)
+    merged = loaded(out, kind, model)
     if "tokens" in name:
         tokenizer = transformers.AutoTokenizer.from_pretrained(out)
         assert len(tokenizer.tokenize("<a> <b>")) == 2

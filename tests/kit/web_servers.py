@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html.parser
 import http.client
 import importlib.util
 import json
@@ -180,7 +181,7 @@ def predict(url: str, model: str, *inputs: Any, **more: Any) -> HttpAnswer:
     return ask(url, "/v1/predict", {"model": model, "inputs": list(inputs), **more}, headers)
 
 
-# Chromium without a screen, for tests of pages.
+# Pages: parsed, and in chromium without a screen.
 #
 # AXE=path/to/axe.min.js    or npm install --no-save --prefix build axe-core
 
@@ -192,6 +193,44 @@ MISSING = [
 ROOT = Path(__file__).parents[2]
 AXE = Path(os.environ.get("AXE", ROOT / "build/node_modules/axe-core/axe.min.js"))
 FOCUSED = "return document.activeElement.outerHTML.slice(0, 200)"
+
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class ParsedPage(html.parser.HTMLParser):
+    """The elements, scripts and addresses of a page, whose tags are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+
+    def values(self, *names: str) -> list[str]:
+        """Return the values of attributes, of all elements."""
+        return [own[name] for _, own in self.elements for name in names if name in own]
 
 
 def browser(*, scripts: bool = True) -> Any:

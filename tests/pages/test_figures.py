@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib
 import pytest
 
 from adapterhub.pages.figures import (
@@ -43,9 +44,12 @@ CHARTS = {
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_is_small_themed_and_the_same_each_time(name):
+    """And drawing changes no settings."""
+    before = dict(matplotlib.rcParams)
     svg = CHARTS[name]()
     ElementTree.fromstring(svg)
     assert svg == CHARTS[name]()
+    assert dict(matplotlib.rcParams) == before
     assert len(svg) < 70_000
     assert "var(--ink)" in svg or "var(--muted)" in svg
     assert not any(colour in svg for colour in COLOURS)
@@ -63,38 +67,13 @@ def test_names_are_text_and_not_markup_or_formulas():
     assert name in "".join(tree.itertext())
 
 
-def test_drawing_changes_no_settings():
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    CHARTS["line"]()
-    assert dict(matplotlib.rcParams) == before
-
-
 @pytest.mark.parametrize(
     ("values", "placed"),
     [([], []), ([5], [5]), ([2, 8], [2, 8]), ([5, 5], [5, 7]), ([9, 10, 10], [6, 8, 10]),
-     ([0, -5], [2, 0])],
+     ([0, -5], [2, 0]), ([5.0] * 11, [float(n) for n in range(11)])],
 )  # fmt: skip
 def test_values_are_moved_apart_within_the_ends(values, placed):
-    assert spread_apart(values, 2, 0, 10) == placed
-
-
-def test_too_many_values_share_the_place():
-    placed = spread_apart([5.0] * 11, 2, 0, 10)
-    assert sorted(placed) == pytest.approx([float(n) for n in range(11)])
-
-
-def test_ends_are_named_in_their_colour():
-    shown = []
-
-    def draw(axes):
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        label_ends(axes, {"a": (1, 0.5), "b": (1, 0.5)}, SERIES[:2])
-        shown.extend((text.get_text(), text.get_color()) for text in axes.texts)
-
-    svg_chart(draw)
-    assert shown == [("a", SERIES[0]), ("b", SERIES[1])]
+    assert sorted(spread_apart(values, 2, 0, 10)) == pytest.approx(sorted(placed))
 
 
 def test_names_are_where_their_lines_end_though_the_axes_scale_themselves():
@@ -140,6 +119,10 @@ def test_the_most_confident_mistake_is_first():
     assert len(worst.examples) == WORST
     assert worst.examples[0].facts[-1][1] == "0.990"
     assert worst.note.startswith("50 of 100 examples are wrong")
+    right = [{"label": "a", "prediction": "a", "score": 1.0}]
+    none = prediction_sections(predictions("classes", right))[-1]
+    assert none.note == "There are none in 1 examples."
+    assert prediction_sections(predictions("losses", [{"loss": 0.0, "tokens": 0}])) == []
 
 
 def test_many_classes_have_a_list_in_place_of_a_matrix():
@@ -152,16 +135,6 @@ def test_many_classes_have_a_list_in_place_of_a_matrix():
     assert confusion.table is not None
     assert confusion.table.rows[0][0] == "c0 → c1"
     assert "40 of 62" in scores.note
-
-
-def test_a_run_without_mistakes_says_so():
-    rows = [{"label": "a", "prediction": "a", "score": 1.0}]
-    worst = prediction_sections(predictions("classes", rows))[-1]
-    assert worst.note == "There are none in 1 examples."
-
-
-def test_losses_without_tokens_have_no_section():
-    assert prediction_sections(predictions("losses", [{"loss": 0.0, "tokens": 0}])) == []
 
 
 def test_entities_are_marked_in_their_text():

@@ -1,13 +1,22 @@
-"""report.html: one file without network and scripts, and the files of a run that it shows."""
+"""report.html: one file without network and scripts, of a run or of several, and what it shows."""
 
 from __future__ import annotations
 
-import html.parser
+import json
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from adapterhub.errors import FileError
+from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.shown_table import ShownTable, TableCell
+from adapterhub.pages.comparison import (
+    RUNS_PAGE,
+    check_comparable,
+    overlay_chart,
+    pairwise,
+    runs_page,
+    write_runs_page,
+)
 from adapterhub.pages.figures import ChartGroup
 from adapterhub.pages.page import (
     framed_page,
@@ -15,55 +24,12 @@ from adapterhub.pages.page import (
     number_text,
     page_html,
     read_run,
-    submapping,
     write_page,
 )
 from adapterhub.pages.row_scores import KINDS
 from tests.kit.runs import predictions, run_folder
 from tests.kit.selection import cases_of
-
-VOID = {"meta", "link", "br", "img", "hr", "input"}
-
-
-class Outline(html.parser.HTMLParser):
-    """Collects tags and attributes, and checks that tags are closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.links: list[str] = []
-        self.ids: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        for name, value in attrs:
-            assert not name.startswith("on"), name
-            self.links += [value] if name in ("href", "src", "xlink:href") else []
-            self.ids += [value] if name == "id" else []
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def outline(page: str) -> Outline:
-    parser = Outline()
-    parser.feed(page)
-    parser.close()
-    assert parser.open == []
-    return parser
-
+from tests.kit.web_servers import ParsedPage
 
 OF_RUNS = [*KINDS, None]
 
@@ -72,16 +38,17 @@ OF_RUNS = [*KINDS, None]
 def test_a_page_is_one_file_that_loads_nothing(kind, tmp_path):
     folder = run_folder(tmp_path, predictions(kind) if kind else None)
     page = write_page(folder).read_text(encoding="utf-8")
-    seen = outline(page)
+    seen = ParsedPage(page)
     images = {"img"} if kind == "images" else set()  # inside the file, by data:
     others = {"script", "link", "img", "iframe", "object", "embed", "form"} - images
-    assert not seen.tags & others
+    assert not {tag for tag, _ in seen.elements} & others
     assert page.count("<img") == page.count('src="data:image/png;base64,')
-    assert all(link.startswith(("#", "data:image/png")) for link in seen.links)
+    links = seen.values("href", "src", "xlink:href")
+    assert all(link.startswith(("#", "data:image/png")) for link in links)
     assert "default-src 'none'" in page
     assert "url(http" not in page
     examples = "images" if images else "worst" if kind else "predictions"
-    assert {"curves", "speed", "facts", examples} <= set(seen.ids)
+    assert {"curves", "speed", "facts", examples} <= {*seen.values("id")}
     if kind in cases_of(OF_RUNS):
         assert page == page_html(read_run(folder)), "it is drawn again"
 
@@ -93,36 +60,21 @@ def test_a_page_of_a_run_that_goes_on_reloads_itself(tmp_path):
     assert 'http-equiv="refresh"' not in page_html(run)
 
 
-def test_the_most_frequent_class_is_shown_beside_the_accuracy(tmp_path):
-    page = page_html(read_run(run_folder(tmp_path, predictions("classes"))))
-    assert "always &#39;neg&#39;: 0.500" in page
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.12345, "0.123"), (12.3456, "12.35"), (None, "-"), (12345.6, "12,345.60")]
-)
-def test_numbers(value, text):
-    assert number_text(value) == text
-
-
 def test_a_table_is_in_the_page_with_its_numbers():
     rows = [("a<b", TableCell("1,000", 1000.0), TableCell("-"))]
     table = ShownTable(("name", "n", "m"), rows, meanings=("", "a number", ""), taken=[0])
-    page = framed_page("runs.html", name="<x>", subtitle="", table=table, note="", groups=[],
+    group = ChartGroup("Speed", "a note", [])  # without charts only a title
+    page = framed_page("runs.html", name="<x>", subtitle="", table=table, note="", groups=[group],
                        facts=[("a", "b")])  # fmt: skip
+    assert "Speed" in page
+    assert "<figure>" not in page
+    numbers = [number_text(value) for value in (0.12345, 12.3456, None, 12345.6)]
+    assert numbers == ["0.123", "12.35", "-", "12,345.60"]
     assert '<th scope="row"><bdi>a&lt;b</bdi></th><td data-value="1000.0">' in page
     assert '<td data-value=""><bdi>-</bdi></td>' in page
     assert "&lt;x&gt;" in page
     assert page.count("<script>") == 1
     assert "<dt><bdi>a</bdi></dt>" in page
-
-
-def test_a_group_without_charts_is_only_a_title():
-    group = ChartGroup("Speed", "a note", [])
-    page = framed_page("runs.html", name="x", subtitle="", table=ShownTable([], []), note="",
-                       groups=[group], facts=[])  # fmt: skip
-    assert "Speed" in page
-    assert "<figure>" not in page
 
 
 def test_a_run_without_an_adapter_is_read(tmp_path):
@@ -132,6 +84,12 @@ def test_a_run_without_an_adapter_is_read(tmp_path):
     assert run.best == run.evaluations[-1]
     assert run.main_metric == "accuracy"
     assert run.predictions == predictions("classes")
+    assert "always &#39;neg&#39;: 0.500" in page_html(run)  # the most frequent class
+    with (tmp_path / "mine" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')  # a last line that was cut is left out
+    assert len(read_run(tmp_path / "mine").training) == 2
+    with pytest.raises(FileError, match="no run in"):
+        read_run(tmp_path)
 
 
 def test_the_main_metric_is_that_of_the_recipe(tmp_path):
@@ -145,18 +103,8 @@ def test_the_main_metric_is_that_of_the_recipe(tmp_path):
     (folder / "predictions.jsonl").unlink()
     (folder / "recipe.yaml").write_text("task: of the future\n")
     assert read_run(folder).main_metric == "accuracy"
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(FileError, match="no run in"):
-        read_run(tmp_path)
-
-
-def test_a_last_line_that_was_cut_is_left_out(tmp_path):
-    folder = run_folder(tmp_path)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "train", "st')
-    assert len(read_run(folder).training) == 2
+    lower = [lower_is_better(name) for name in ("loss", "eval_mse", "accuracy")]
+    assert lower == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +120,51 @@ def test_a_broken_line_is_named(line, tmp_path):
         read_run(tmp_path)
 
 
-def test_small_helpers():
-    for name, lower in (("loss", True), ("eval_mse", True), ("accuracy", False)):
-        assert lower_is_better(name) is lower
-    assert [submapping({"a": {"b": 1}, "c": 2}, key) for key in "ac"] == [{"b": 1}, {}]
+# Several runs: different evaluation data are refused
+
+
+def test_the_same_data_compare_and_others_do_not(tmp_path):
+    same, other = predictions("classes"), predictions("classes", data="other")
+    files = {"a": same, "b": same, "c": other, "d": None}
+    runs = [read_run(run_folder(tmp_path / name, file)) for name, file in files.items()]
+    check_comparable([runs[0], runs[1], runs[3]], ["a", "b", "d"])
+    assert [i for i, _ in pairwise([runs[0], runs[1], runs[3]])] == [1]
+    assert pairwise([runs[3], runs[0]]) == []
+    with pytest.raises(ConfigError, match="evaluated on different data") as error:
+        check_comparable(runs[:3], ["a", "b", "c"])
+    assert len(error.value.offenders) == 3
+    assert "different data" in runs_page(runs[:3])
+    assert "different data" not in runs_page(runs[:2])
+
+
+def test_runs_are_named_by_their_folders_and_overlaid(tmp_path):
+    folders = [run_folder(tmp_path / name) for name in ("a/one", "a/two", "b/two")]
+    path = write_runs_page(folders)
+    page = path.read_text()
+    assert path == tmp_path / RUNS_PAGE
+    for name in ("one", "a/two", "b/two"):
+        assert f'<th scope="row"><bdi>{name}</bdi></th>' in page
+    for title in ("Training loss", "Evaluation: accuracy", "Evaluation: loss", "Learning rate",
+                  "Examples per second", "Peak memory so far, GB"):  # fmt: skip
+        assert title in page
+    assert page.count("<svg") == 6
+    assert "lower is better" in page
+
+
+def test_runs_with_different_metrics_and_gaps_make_a_page(tmp_path):
+    one = run_folder(tmp_path / "one")
+    other = run_folder(tmp_path / "other", metric="f1")
+    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["loss"] = None
+    (other / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page = runs_page([read_run(one), read_run(other)])
+    assert "Evaluation: f1" in page
+
+
+def test_lines_have_their_names_at_their_ends():
+    lines = {f"run {n}": [(1, n), (2, n / 2)] for n in range(9)}
+    svg = overlay_chart({**lines, "none": [(1, None)]}, "step")
+    texts = set(ElementTree.fromstring(svg).itertext())
+    assert set(lines) <= texts
+    assert "none" not in texts

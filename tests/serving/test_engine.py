@@ -136,26 +136,6 @@ def test_out_of_memory_halves_the_batch(engine, held, polite, monkeypatch):
     assert engine.is_alive
 
 
-def test_a_dead_thread_fails_everything(engine, held, polite, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def die(self, asked):
-        raise Killed("by a test")
-
-    monkeypatch.setattr(SharedBody, "compute", die)
-    futures = [engine.submit(polite, text) for text in TEXTS]
-    held.set()
-    for each in futures:
-        with pytest.raises(StoppedError, match="has died") as error:
-            each.result(30)
-        assert "Killed: by a test" in str(error.value)
-    engine._thread.join(30)
-    assert not engine.is_alive
-    with pytest.raises(StoppedError, match="has died"):
-        engine.submit(polite, "a plot")
-
-
 def test_closing_finishes_what_waits(polite):
     engine = Engine()
     futures = [engine.submit(polite, text) for text in TEXTS]  # its adapter is loaded meanwhile

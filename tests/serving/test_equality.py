@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import adapterhub as ah
-from adapterhub.inference.embed import embed
 from adapterhub.serving import Engine
 from adapterhub.serving.shared_backbone import SharedBody
 from tests.kit import tiny_models
@@ -90,17 +89,6 @@ def test_a_decoder_shares_its_body_too_but_not_for_texts(backbones, tmp_path):
         uses = {use.reference: use for use in engine.models()}
         assert [uses[folder].shared for folder in folders] == [True, True, True, False]
         assert "needs more than the states" in uses[folders[3]].reason
-
-
-def test_the_backbone_without_an_adapter(backbone, polite):
-    with Engine(str(backbone)) as engine:
-        vectors = [engine.submit(None, text) for text in TEXTS]
-        engine.submit(polite, "a plot").result(60)
-        vectors.append(engine.submit(None, TEXTS[0]))
-        found = [each.result(60)["vector"] for each in vectors]
-        assert len({use.model for use in engine.models()}) == 1
-    expected = embed(*ah.load_backbone(str(backbone)), [*TEXTS, TEXTS[0]])
-    assert same_answer(found, expected.tolist())
 
 
 def test_models_share_what_is_equal(backbone, tmp_path, polite):

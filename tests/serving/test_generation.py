@@ -140,12 +140,11 @@ def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
 
 
 def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
-    folders = [
-        write_adapter(backbones("llama"), tmp_path / f"v{n}", example=CAUSAL, seed=n)
-        for n in (1, 2)
-    ]
-    for folder in folders:
+    folders = []
+    for seed in (1, 2):
+        folder = write_adapter(backbones("llama"), tmp_path / f"v{seed}", example=CAUSAL, seed=seed)
         ah.publish(folder, "writer", registry=tmp_path / "registry")
+        folders.append(folder)
     store = LocalRegistry(tmp_path / "registry")
     store.tag(store.resolve("writer", "v1"), "stable")
     old, new = (written_alone(folder, LONG_PROMPT, 10) for folder in folders)
@@ -165,10 +164,8 @@ def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
         assert running.reference == "writer@v1"
         engine._between_batches(lambda: None).result(60)
         assert {use.reference for use in engine.models()} == {"writer@v2"}
-        assert ask_all(engine, [("writer@v1", LONG_PROMPT), ("writer@2", LONG_PROMPT)]) == [
-            old,
-            new,
-        ]
+        both = [(f"writer@{version}", LONG_PROMPT) for version in ("v1", "2")]
+        assert ask_all(engine, both) == [old, new]
 
 
 # Options
@@ -178,9 +175,8 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
     """Also while `submit` activates one adapter after the other on the model that writes."""
     options = GenerationOptions(max_tokens=12, seed=3, top_p=0.9)
     with busy(engine):
-        crowd = [
-            engine.generate(a, p, GenerationOptions(max_tokens=9)) for a in writers for p in PROMPTS
-        ]
+        other = GenerationOptions(max_tokens=9)
+        crowd = [engine.generate(a, p, other) for a in writers for p in PROMPTS]
         futures = [engine.submit(folder, PROMPTS[1]) for folder in writers]
         vectors = engine.submit(None, PROMPTS[0])
         together = engine.generate(writers[2], PROMPTS[0], options)
@@ -340,9 +336,8 @@ def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers)
     assert not generator_of(engine).busy
     assert engine.counts["cancelled"] == 1
     assert isinstance(ended[0], CancelledError)
-    assert ask_all(engine, [(writers[5], PROMPTS[0])]) == [
-        written_alone(writers[5], PROMPTS[0], 10)
-    ]
+    after = (writers[5], PROMPTS[0])
+    assert ask_all(engine, [after]) == [written_alone(*after, 10)]
 
 
 def test_texts_whose_deadline_passed_or_that_are_cancelled_are_not_written(engine, writers):
@@ -397,9 +392,8 @@ def test_a_step_that_fails_is_computed_text_by_text(engine, writers, monkeypatch
     monkeypatch.setattr(PackedModel, "logits", small)
     asked = [(writers[0], PROMPTS[0]), (writers[1], PROMPTS[1]), (writers[0], LONG_PROMPT)]
     *fine, large = [engine.generate(a, p, GREEDY) for a, p in asked]
-    assert [ids_of(each.result(60)) for each in fine] == [
-        written_alone(a, p, 10) for a, p in asked[:2]
-    ]
+    expected = [written_alone(a, p, 10) for a, p in asked[:2]]
+    assert [ids_of(each.result(60)) for each in fine] == expected
     memory = isinstance(error, torch.OutOfMemoryError)
     with pytest.raises(TooLargeError if memory else ValueError):
         large.result(60)

@@ -12,7 +12,16 @@ import pytest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.request import Service
-from tests.kit.server import NAMED, expected_answers, running, service_of, write_named
+from tests.kit.server import (
+    NAMED,
+    TaskExample,
+    expected_answers,
+    running,
+    service_of,
+    write_adapter,
+    write_named,
+    write_wordy,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,22 @@ def server(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         service = service_of(engine, folders)
         with running(service) as url:
             yield Served(url, service, folders)
+
+
+@pytest.fixture(scope="session")
+def writing(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Serve two adapters that write, and one that has classes; return address, folders, service."""
+    backbone, folder = backbones("llama"), tmp_path_factory.mktemp("written")
+    short = TaskExample("causal-lm(new_tokens=8)", "causal-lm")
+    folders = {
+        "writer": write_wordy(backbone, folder / "one", short),
+        "other": write_wordy(backbone, folder / "two", short, "prefix(length=3)"),
+        "classes": write_adapter(backbone, folder / "three"),
+    }
+    with Engine(str(backbone)) as engine:
+        service = service_of(engine, folders)
+        with running(service) as url:
+            yield url, folders, service
 
 
 @pytest.fixture

@@ -7,29 +7,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from requests import get, request
 
-from adapterhub.serving import Engine
 from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.tasks import TASKS, parse_task
 from tests.kit.selection import ALL
-from tests.kit.server import BACKBONE, NAMED, TaskExample, running, service_of, write_adapter
+from tests.kit.server import BACKBONE, NAMED
 
 schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
 CASES = 60 if ALL else 4
 PATHS = [(each.methods, each.shown) for each in ENDPOINTS]
 ANSWERS = {each.shown: each.response for each in ENDPOINTS}
 MEANT = 503  # the only status of 500 and more that a request may lead to: a server that leaves
-
-
-@pytest.fixture(scope="module")
-def writer(backbones, tmp_path_factory):
-    """Serve an adapter that writes texts."""
-    example = TaskExample("causal-lm(new_tokens=4)", "causal-lm")
-    folder = write_adapter(backbones("llama"), tmp_path_factory.mktemp("w") / "w", example=example)
-    with (
-        Engine(str(backbones("llama"))) as engine,
-        running(service_of(engine, {"writer": folder})) as url,
-    ):
-        yield url
 
 
 def examples_at(url):
@@ -42,10 +29,12 @@ def examples_at(url):
                 yield method, path, model, example["value"]
 
 
-def test_every_example_is_answered(server, writer):
+def test_every_example_is_answered(server, writing):
+    writer, folders, _ = writing
     for name in (*NAMED, BACKBONE):  # loaded adapters have examples
         get(f"{server.url}/v1/models/{name}", timeout=60)
-    get(f"{writer}/v1/models/writer", timeout=60)
+    for name in folders:
+        get(f"{writer}/v1/models/{name}", timeout=60)
     seen = set()
     for url in (server.url, writer):
         for method, path, model, body in examples_at(url):
@@ -62,16 +51,15 @@ def test_every_example_is_answered(server, writer):
     posts -= {"/v2/models/{name}/versions/{version}/infer"}  # the same with a version
     posts -= {"/v2/repository/index"}  # takes no body
     assert {path for path, _ in seen} == posts
-    assert {model for _, model in seen} == {*NAMED, BACKBONE, "writer"}
+    assert {model for _, model in seen} == {*NAMED, BACKBONE, *folders}
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_no_request_of_a_fuzzer_is_an_error_of_the_server(server, writer, method, path):
+def test_no_request_of_a_fuzzer_is_an_error_of_the_server(server, writing, method, path):
     """Requests of the described form, of which most name an adapter that there is."""
-    url, names = (writer, ["writer", BACKBONE]) if "completions" in path else (
-        server.url,
-        [*NAMED, BACKBONE],
-    )  # fmt: skip
+    url, names = server.url, [*NAMED, BACKBONE]
+    if "completions" in path:
+        url, names = writing[0], ["writer", BACKBONE]
     operation = schemathesis.openapi.from_url(f"{url}/openapi.json")[path][method]
 
     @settings(

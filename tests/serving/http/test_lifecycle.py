@@ -39,16 +39,10 @@ def registry(backbone, tmp_path_factory):
 def test_named_adapters_are_loaded_and_each_length_is_warm(registry, tmp_path, backbone):
     folder = write_adapter(backbone, tmp_path / "mine", seed=5)
     named = ("classification", "tags=tagging@1", folder)
-    with started(adapters=named, registry=str(registry), backbone=str(backbone)) as (
-        url,
-        server,
-        _,
-    ):
-        assert {use.reference for use in server.service.engine.models()} >= {
-            "classification@v1",
-            "tagging@v1",
-            folder,
-        }
+    given = {"adapters": named, "registry": str(registry), "backbone": str(backbone)}
+    with started(**given) as (url, server, _):
+        loaded = {use.reference for use in server.service.engine.models()}
+        assert loaded >= {"classification@v1", "tagging@v1", folder}
         assert server.service.engine.counts["answers"] == 2 * len(http_server._WARM_WORDS)
         assert predict(url, "mine", TEXTS[0]).json["model"] == "mine"
         assert predict(url, "tags", TEXTS[0]).json["model"] == "tagging@v1"
@@ -70,11 +64,7 @@ def test_all_that_the_registry_has_for_the_backbone(registry, backbone):
         ah.publish(folder, "classification", registry=registry)
         ah.publish(folder, "later", registry=registry)
         wait_until(lambda: "later" in server.service.allowed.names)
-
-        def moved():
-            return predict(url, "classification", TEXTS[0]).json["model"][-1] == "2"
-
-        wait_until(moved)
+        wait_until(lambda: predict(url, "classification", TEXTS[0]).json["model"][-1] == "2")
         after = predict(url, "classification", TEXTS[0]).json
         assert after["predictions"] != before["predictions"]
         store.delete("classification", "v2")

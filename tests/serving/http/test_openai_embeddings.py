@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.kit.server import BACKBONE, NAMED, TEXTS, same_answer
@@ -36,16 +34,6 @@ def test_vectors_are_those_of_predict(server, client):
     found = client.models.retrieve("tagging")
     assert (found.id, found.parent) == ("tagging", BACKBONE)
     assert client.models.retrieve(BACKBONE).parent is None
-
-
-def test_the_asynchronous_client(server):
-    async def embed():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            asked = [client.embeddings.create(model="embedding", input=text) for text in TEXTS]
-            return [each.data[0].embedding for each in await asyncio.gather(*asked)]
-
-    expected = [each["vector"] for each in server.expected("embedding", *TEXTS)]
-    assert same_answer(asyncio.run(embed()), expected)
 
 
 def test_tokens_of_the_backbone(server, client):

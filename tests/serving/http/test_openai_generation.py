@@ -10,43 +10,21 @@ import pytest
 
 from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
-from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.request import AsyncGeneration
 from adapterhub.web.errors import StoppedError
 from tests.kit.server import (
     BACKBONE,
     TEXTS,
-    TaskExample,
-    running,
-    service_of,
-    write_adapter,
-    write_wordy,
     written_alone,
 )
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
-TOKENS = 8
-SHORT = TaskExample(f"causal-lm(new_tokens={TOKENS})", "causal-lm")
+TOKENS = 8  # that the adapters of `writing` write
 GREEDY = {"max_tokens": TOKENS, "temperature": 0}
 CHAT = [{"role": "user", "content": TEXTS[0]}]
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-
-
-@pytest.fixture(scope="session")
-def writing(backbones, tmp_path_factory):
-    """Serve two adapters that write, and one that has classes; return address, folders, service."""
-    backbone, folder = backbones("llama"), tmp_path_factory.mktemp("written")
-    folders = {
-        "writer": write_wordy(backbone, folder / "one", SHORT),
-        "other": write_wordy(backbone, folder / "two", SHORT, "prefix(length=3)"),
-        "classes": write_adapter(backbone, folder / "three"),
-    }
-    with Engine(str(backbone)) as engine:
-        service = service_of(engine, folders)
-        with running(service) as url:
-            yield url, folders, service
 
 
 @pytest.fixture(autouse=True)
