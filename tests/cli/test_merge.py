@@ -1,7 +1,5 @@
 """`adapterhub merge`: a plain checkpoint out of a run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

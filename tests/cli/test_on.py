@@ -3,8 +3,6 @@
 A new command must be added to one of the four lists.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -198,9 +198,10 @@ def test_each_run_has_a_folder_of_its_own_and_the_newest_is_resumed(here, tmp_pa
 
 
 @pytest.mark.parametrize("flag", ["--from", "--on"])
-def test_the_backbone_of_a_trained_adapter_is_taken(flag, here, adapterhub, tmp_path, backbone):
-    assert here("mine.csv", *STEPS)[0] == 0
-    code, _, err = adapterhub("train", "mine.csv", flag, "runs/mine", *STEPS, "--quiet")
+def test_the_backbone_of_a_trained_adapter_is_taken(
+    flag, here, trained, adapterhub, tmp_path, backbone
+):
+    code, _, err = adapterhub("train", "mine.csv", flag, "run", *STEPS, "--quiet")
     assert code == 0, err
-    assert f"backbone: {backbone} (runs/mine)" in err
-    assert read(tmp_path / "runs/mine-2/recipe.yaml").backbone == str(backbone)
+    assert f"backbone: {backbone} (run)" in err
+    assert read(tmp_path / "runs/mine/recipe.yaml").backbone == str(backbone)

@@ -1,7 +1,5 @@
 """Adapters that several tests open."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.runs import train_two

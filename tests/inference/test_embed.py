@@ -1,7 +1,5 @@
 """Vectors of texts, by several adapters in one batch and by each pooling."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

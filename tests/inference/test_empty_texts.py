@@ -1,7 +1,5 @@
 """Inputs without a text: an error that names them, or an empty prediction, in every way in."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """Texts as long as a model reads, with virtual tokens in front of them and new ones behind."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

@@ -1,7 +1,5 @@
 """report.html: one file without network and scripts, of a run or of several, and what it shows."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 

@@ -139,14 +139,11 @@ def test_a_page_of_an_adapter_has_all_that_is_known(site, team):
     assert "on top of adapter-0" in page(site, f"adapters/{TEAM_BACKBONE}/hostile.html")
 
 
-def test_yanked_versions_have_a_page_and_are_not_found(site):
+def test_yanked_versions_have_a_page_and_broken_ones_are_listed(site):
     text = page(site, f"adapters/{TEAM_BACKBONE}/gone.html")
     assert "was withdrawn: <bdi>&lt;script&gt;alert(1)" in text
     assert "gone.html" in page(site, f"backbones/{TEAM_BACKBONE}/index.html")
     assert ">gone<" not in page(site, "index.html")
-
-
-def test_a_broken_version_is_listed_with_its_error(site):
     assert f"{TEAM_BACKBONE}/broken/v1" in page(site, "problems.html")
     assert 'problems.html">Problems</a>' in page(site, "index.html")
 
@@ -179,7 +176,7 @@ def board(*scores, lower=False):
     return Leaderboard("rows", "", "accuracy", found, lower_is_better=lower)
 
 
-def test_the_front_has_what_nothing_as_small_beats():
+def test_the_front_has_what_nothing_as_small_beats_and_a_chart_marks_it():
     scores = [("a", 0.9, 100), ("b", 0.8, 10), ("c", 0.85, 200), ("d", 0.8, 20), ("e", 0.95, 0)]
     found = board(*scores)
     assert [score.name for score in found.scores] == ["e", "a", "c", "b", "d"]
@@ -187,23 +184,17 @@ def test_the_front_has_what_nothing_as_small_beats():
     lower = board(*scores, lower=True)
     assert [score.name for score in lower.scores][:2] == ["b", "d"]
     assert [lower.scores[i].name for i in pareto_front(lower)] == ["b"]
-
-
-def test_a_chart_names_itself_and_marks_the_front():
     chart = board(("a", 0.9, 100), ("<b>", 0.8, 10), ("c", 0.7, 1000)).chart
     assert 'role="img" aria-label="accuracy against trained parameters' in chart.svg
     assert "&lt;b&gt;" in chart.svg
     assert board(("a", 0.9, 100)).chart is None
 
 
-def test_a_folder_with_other_files_is_not_replaced(team, tmp_path):
+def test_a_folder_with_other_files_is_not_replaced_and_an_empty_registry_has_a_page(team, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(OutputError, match=r"not part of a registry's site"):
         write_site(registry_at(team), tmp_path, SiteOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_an_empty_registry_has_a_front_page(tmp_path):
     (tmp_path / "empty").mkdir()
     written = write_site(registry_at(tmp_path / "empty"), tmp_path / "site", SiteOptions())
     assert written.adapters == 0

@@ -1,7 +1,5 @@
 """Adapters in memory: loaded once, beside running batches; evicted, and exchanged."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Pieces of text: whole characters, and nothing of a text at which to stop."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

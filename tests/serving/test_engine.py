@@ -1,7 +1,5 @@
 """The engine: deadlines, the queue, errors of one request, and the end."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """What the engine answers is what `predict --json` prints, for what shares a body or does not."""
 
-from __future__ import annotations
-
 import pytest
 
 import adapterhub as ah

@@ -1,7 +1,5 @@
 """Texts that an engine writes: equal to `generate` alone, whatever else is written with them."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """What `adapterhub serve` can be told: flags over a file, and what is not valid."""
 
-from __future__ import annotations
-
 import pytest
 
 from adapterhub.errors import ConfigError

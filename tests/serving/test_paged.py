@@ -1,7 +1,5 @@
 """What is read of transformers' continuous batching, and packed steps of several architectures."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """What is sampled: by the options of each row, and its seed and place alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

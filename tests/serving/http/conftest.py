@@ -69,6 +69,20 @@ def writing(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             yield url, folders, service
 
 
+@pytest.fixture(scope="session")
+def llama_folders(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Write adapters of a backbone whose tokenizer adds no token to a text."""
+    folder = tmp_path_factory.mktemp("of-llama")
+    examples = {
+        "writer": TaskExample("causal-lm(new_tokens=4)", "causal-lm"),
+        "vectors": TaskExample("embedding", "embedding"),
+        "classes": TaskExample("classification", "classification", ("neg", "pos")),
+        "tags": TaskExample("tagging", "tagging", ("O", "B-x")),
+    }
+    llama = backbones("llama")
+    return {name: write_adapter(llama, folder / name, example=e) for name, e in examples.items()}
+
+
 @pytest.fixture
 def url(service):
     """Serve a test's service, and return its address."""

@@ -1,7 +1,5 @@
 """The paths for those who run a server: numbers that can be added up, and a description."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib import resources
@@ -18,23 +16,15 @@ from adapterhub.serving.http.lifecycle import ENDPOINTS, served_endpoints
 from adapterhub.serving.http.request import Service
 from adapterhub.serving.options import ServeOptions, read_serve_options
 from adapterhub.web.tokens import TokenFile
-from tests.kit.server import EXAMPLES, TEXTS, running, write_adapter
+from tests.kit.server import TEXTS, running
 from tests.kit.web_servers import ask, predict
 
 
-@pytest.fixture(scope="module")
-def folders(backbone, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("operations")
-    return {
-        example.task: write_adapter(backbone, folder / example.task, example=example)
-        for example in (EXAMPLES[0], EXAMPLES[4], EXAMPLES[5])
-    }
-
-
 @pytest.fixture
-def service(folders):
+def service(server):
     with Engine() as engine:
-        named = {name: AdapterSource(folder) for name, folder in folders.items()}
+        names = ("classification", "reranking", "tagging")
+        named = {name: AdapterSource(server.folders[name]) for name in names}
         engine.pin(*named.values())
         yield Service(engine, AllowedAdapters(named, folders=frozenset(named)))
 

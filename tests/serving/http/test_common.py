@@ -1,7 +1,5 @@
 """All shapes together: examples, requests that a fuzzer makes, and which adapter fits which."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A client that means harm: paths, hubs, tokens of others, headers, labels, logs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -1,7 +1,5 @@
 """`huggingface_hub.InferenceClient`, unmodified, with the address of an adapter as its model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -91,7 +89,8 @@ def test_question_answering(server, client):
     assert same_answer(found.score, 1 / (1 + math.exp(-expected["score"])))
 
 
-def test_zero_shot_classification_by_entailment(server, client):
+def test_zero_shot_classification(server, client):
+    """By entailment, or among the labels of an adapter."""
     template, labels = "the film is {} .", ["good", "bad", "dull"]
     pairs = [(CONTEXT, template.replace("{}", label)) for label in labels]
     expected = [each["scores"] for each in server.expected("entailment", *pairs)]
@@ -109,9 +108,7 @@ def test_zero_shot_classification_by_entailment(server, client):
         for name, e in zip(labels, expected, strict=True)
     }
     assert scores_of(several) == pytest.approx(alone, abs=1e-5)
-
-
-def test_zero_shot_classification_among_the_labels_of_an_adapter(server, client):
+    # Among the labels of an adapter
     scores = server.expected("many", CONTEXT)[0]["scores"]
     found = client("many").zero_shot_classification(CONTEXT, ["b", "d"])
     both = scores["b"] + scores["d"]

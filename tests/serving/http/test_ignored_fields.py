@@ -1,12 +1,10 @@
 """A field of a request acts, changes nothing by its value, or is refused by its name."""
 
-from __future__ import annotations
-
 import pytest
 
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
-from tests.kit.server import TEXTS, TaskExample, running, service_of, write_adapter
+from tests.kit.server import TEXTS, running, service_of
 from tests.kit.web_servers import ask
 
 CHAT = {"messages": [{"role": "user", "content": "a plot"}], "max_tokens": 4, "temperature": 0}
@@ -40,18 +38,11 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def url(backbones, tmp_path_factory):
-    backbone, folder = backbones("llama"), tmp_path_factory.mktemp("ignored")
-    examples = {
-        "writer": TaskExample("causal-lm(new_tokens=4)", "causal-lm"),
-        "vectors": TaskExample("embedding", "embedding"),
-        "classes": TaskExample("classification", "classification", ("neg", "pos")),
-    }
-    folders = {n: write_adapter(backbone, folder / n, example=e) for n, e in examples.items()}
-    with Engine(str(backbone)) as engine:
+def url(backbones, llama_folders):
+    with Engine(str(backbones("llama"))) as engine:
         bare = engine.adapters.find(BareBackbone.TEXTS).result()
         bare.predictor.tokenizer.chat_template = THINKING
-        with running(service_of(engine, folders)) as url:
+        with running(service_of(engine, llama_folders)) as url:
             yield url
 
 

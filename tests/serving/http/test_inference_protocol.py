@@ -1,7 +1,5 @@
 """Triton's client over HTTP, unmodified: JSON and binary tensors."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

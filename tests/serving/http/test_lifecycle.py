@@ -1,7 +1,5 @@
 """The life of a server: what it opens, loads and warms, and how connections and it end."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import socket

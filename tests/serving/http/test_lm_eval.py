@@ -1,7 +1,5 @@
 """EleutherAI's lm-eval, unmodified: a server's scores and texts are those of its own backend."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

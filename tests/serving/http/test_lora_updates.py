@@ -1,7 +1,5 @@
 """Names that are given while the server runs, in vLLM's shape, and versions in every shape."""
 
-from __future__ import annotations
-
 import pytest
 from requests import get, post
 

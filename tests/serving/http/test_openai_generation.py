@@ -1,7 +1,5 @@
 """OpenAI's client, unmodified: chats and texts, whole and as streams."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

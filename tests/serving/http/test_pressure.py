@@ -1,7 +1,5 @@
 """A server under pressure: wrong inputs among right ones, full queues, deadlines, and its end."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
@@ -18,35 +16,19 @@ from adapterhub.serving.http import request as services
 from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.serving.http.request import RequestLimits
 from adapterhub.serving.shared_backbone import ClassModel, SharedBody
-from tests.kit.server import TEXTS, TaskExample, busy, running, service_of, started, write_adapter
+from tests.kit.server import TEXTS, busy, running, service_of, started
 from tests.kit.session import wait_until
 from tests.kit.web_servers import ask, predict
 
 QUEUE = 60  # tokens
-EXAMPLES = {
-    "writer": TaskExample("causal-lm(new_tokens=4)", "causal-lm"),
-    "vectors": TaskExample("embedding", "embedding"),
-    "classes": TaskExample("classification", "classification", ("neg", "pos")),
-    "tags": TaskExample("tagging", "tagging", ("O", "B-x")),
-}
-
-
-@pytest.fixture(scope="module")
-def folders(backbones, tmp_path_factory):
-    """Write adapters of a backbone whose tokenizer adds no token to a text."""
-    folder = tmp_path_factory.mktemp("pressed")
-    return {
-        name: write_adapter(backbones("llama"), folder / name, example=example)
-        for name, example in EXAMPLES.items()
-    }
 
 
 @pytest.fixture
-def pressed(backbones, folders):
+def pressed(backbones, llama_folders):
     """Serve with a small queue; yield the address and the service."""
     with Engine(str(backbones("llama")), queue_tokens=QUEUE) as engine:
-        engine.pin(*folders.values())
-        service = service_of(engine, folders)
+        engine.pin(*llama_folders.values())
+        service = service_of(engine, llama_folders)
         with running(service) as url:
             yield url, service
 
@@ -54,7 +36,7 @@ def pressed(backbones, folders):
 # Errors of one input
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", ["writer", "vectors", "classes", "tags"])
 def test_no_input_is_an_error_of_the_server(pressed, name):
     for bad in ("", "\ud800", None, 5, [], {}, [""], ["a", "b", "c"], "\x00", ["a", "\udfff"]):
         answer = predict(pressed[0], name, "a plot", bad, "fine")
@@ -209,8 +191,8 @@ def test_bodies_are_read_beside_the_event_loop(pressed, monkeypatch):
 # The end
 
 
-def test_what_was_read_is_answered_before_the_server_leaves(folders, backbones):
-    named = [f"{name}={folder}" for name, folder in folders.items()]
+def test_what_was_read_is_answered_before_the_server_leaves(llama_folders, backbones):
+    named = [f"{name}={folder}" for name, folder in llama_folders.items()]
     with started(adapters=tuple(named), backbone=str(backbones("llama"))) as (url, server, errors):
         opened = [http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for _ in range(4)]
         for each in opened:

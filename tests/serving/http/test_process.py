@@ -1,7 +1,5 @@
 """A server as a process, under load: told to leave, killed, and started again."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

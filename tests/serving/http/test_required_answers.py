@@ -3,8 +3,6 @@
 Each row of the table of required answers is here, over HTTP.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

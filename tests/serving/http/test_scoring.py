@@ -1,7 +1,5 @@
 """Classes, scores and ranks as vLLM, Cohere, Jina and text-embeddings-inference shape them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
