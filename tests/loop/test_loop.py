@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import math
 import subprocess
 import sys
@@ -48,6 +46,8 @@ def test_learns_and_reports(tmp_path):
     assert result.best["accuracy"] >= 0.9
     assert result.steps == 30 * 8
     assert result.history[0]["loss"] > 2 * result.best["loss"]
+    few = fit(tmp_path / "few", replace(EPOCHS, max_steps=11, eval_every=4, save_every=3))
+    assert [(r["step"], r["epoch"]) for r in few.history] == [(4, 0.5), (8, 1.0), (11, 1.375)]
     assert result.best["loss"] == min(record["loss"] for record in result.history)
     assert result.seconds > 0
     assert result.examples_per_second > 0
@@ -115,6 +115,8 @@ def test_equals_a_plain_loop_to_the_bit_with_a_last_partial_window(tmp_path):
     logged = [e["loss"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "train"]
     pairs = [(a + b) / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]
     assert logged == pytest.approx(pairs, rel=1e-6)
+    rates = [e["learning_rate"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "train"]
+    assert [r["all"] for r in rates] == pytest.approx([trainee.lr * u for u in (1, 3 / 5, 1 / 5)])
 
 
 def test_best_tensors_are_live_at_the_end(tmp_path):
@@ -222,14 +224,6 @@ def test_equal_metrics_go_to_the_lower_loss_then_to_the_later_step(
     assert result.stopped_early == (steps < 6)
     again = fit(tmp_path, options, metric=metric, resume=True)
     assert (again.best_step, again.steps) == (best, steps)
-
-
-def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path):
-    options = replace(EPOCHS, max_steps=11, eval_every=4, save_every=3)
-    result = fit(tmp_path, options)
-    assert [record["step"] for record in result.history] == [4, 8, 11]
-    assert [record["epoch"] for record in result.history] == [0.5, 1.0, 1.375]
-    assert result.steps == 11
 
 
 KILLED = RunOptions(
@@ -429,32 +423,3 @@ def test_the_memory_of_the_process_grows_with_what_it_holds():
     before, after, peak = map(int, found)
     assert before + (128 << 20) < after <= 1.1 * peak
     assert 1 << 20 < peak < LARGE
-
-
-def test_steps_advance_through_epochs():
-    progress = RunProgress()
-    ends = []
-    for next_batch in (3, 6, 8, 3):
-        ends.append(progress.advance(next_batch, 8))
-    assert ends == [False, False, True, False]
-    assert (progress.step, progress.epoch, progress.batch) == (4, 1, 3)
-
-
-def test_metrics_are_those_of_the_step_without_its_position():
-    progress = RunProgress(
-        history=[{"step": 2, "epoch": 0.5, "f1": 0.1}, {"step": 4, "epoch": 1.0, "f1": 0.2}]
-    )
-    assert progress.evaluation(4) == {"step": 4, "epoch": 1.0, "f1": 0.2}
-    assert progress.metrics(2) == {"f1": 0.1}
-    assert progress.metrics(None) == {}
-    with pytest.raises(StopIteration):
-        progress.evaluation(3)
-
-
-def test_it_survives_json():
-    progress = RunProgress(
-        step=3, losses=[0.1, 0.2], history=[{"step": 2, "epoch": 0.5, "f1": 1}],
-        train_seconds=2.0, other_seconds=0.5,
-    )  # fmt: skip
-    assert progress.seconds == 2.5
-    assert RunProgress(**json.loads(json.dumps(dataclasses.asdict(progress)))) == progress

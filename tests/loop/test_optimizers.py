@@ -40,7 +40,7 @@ def tensors(engine):
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_it_resumes_exactly(name, tmp_path):
+def test_it_resumes_exactly_and_its_predicted_memory_is_the_real_one(name, tmp_path):
     whole = started(name)
     steps(whole, range(6))
     cut = started(name)
@@ -57,18 +57,10 @@ def test_it_resumes_exactly(name, tmp_path):
     expected = tensors(whole)
     assert all(torch.equal(t, expected[key]) for key, t in tensors(again).items())
     assert all(not torch.equal(expected[key], start[key]) for key in start)
-
-
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_the_predicted_memory_is_the_real_one(name):
-    less, more = (OPTIMIZERS[n].bytes(torch.zeros(64, 4096)) for n in ("adamw-8bit", "adamw"))
-    assert less < 0.27 * more
-    engine = started(name)
-    steps(engine, range(1))
-    state_tensors = [v for state in engine.optimizer.state.values() for k, v in state.items()
+    state_tensors = [v for state in whole.optimizer.state.values() for k, v in state.items()
             if isinstance(v, torch.Tensor) and v.numel() > 1 and "qmap" not in k]  # fmt: skip
     real = sum(t.numel() * t.element_size() for t in state_tensors)
-    predicted = sum(map(OPTIMIZERS[name].bytes, engine.trainee.tensors().values()))
+    predicted = sum(map(OPTIMIZERS[name].bytes, whole.trainee.tensors().values()))
     assert predicted == pytest.approx(real, rel=0.01)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +16,7 @@ from accelerate.tracking import GeneralTracker
 from rich.console import Console
 
 from adapterhub.errors import ConfigError, OutputError
-from adapterhub.files.atomic import FileDigest, file_digest
+from adapterhub.files.atomic import file_digest
 from adapterhub.loop.report import (
     Bar,
     Evaluated,
@@ -67,6 +65,9 @@ def test_tensorboard_writes_events_or_says_once_that_it_cannot(tmp_path, monkeyp
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     output, options = tmp_path / "written", RunOptions(max_steps=4, log_every=2, eval_every=2)
+    monkeypatch.setenv("RANK", "1")
+    assert type(reporter_for(output, options)) is Reporter, "only the first process reports"
+    monkeypatch.setenv("RANK", "0")
     fit(output, options, reporter=reporter_for(output, options, quiet=True))
     events = EventAccumulator(str(output / "tensorboard"))
     events.Reload()
@@ -113,48 +114,26 @@ def test_a_line_fits_80_columns_and_tells_speed_and_time():
     assert len(first) <= 80
 
 
-class _Clock:
-    """Seconds that pass only where a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class _TimesLeft(Reporter):
-    """Keeps the time left after each step."""
-
-    def __init__(self) -> None:
-        self.seen: list[float | None] = []
-
-    def left(self, seconds: float | None) -> None:
-        self.seen.append(seconds)
-
-
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize(("evaluation", "compiles"), [(0, ()), (30, ()), (0, (7,)), (30, (4, 9))])
 def test_the_time_left_is_that_of_what_repeats(device, evaluation, compiles, tmp_path, monkeypatch):
     """The first step takes 100 times as long, and so do those that compile."""
-    clock, times, data = _Clock(), _TimesLeft(), Data()
-    monkeypatch.setattr("adapterhub.loop.loop.time.perf_counter", clock)
+    passed, seen, times, data = [0], [], Reporter(), Data()
+    times.left = seen.append  # type: ignore[method-assign]
+    monkeypatch.setattr("adapterhub.loop.loop.time.perf_counter", lambda: float(sum(passed)))
     monkeypatch.setattr("adapterhub.loop.loop._is_free_to_read", lambda _: device == "cpu")
     slow = {0, *(4 * step for step in compiles)}
-    data.event = lambda: clock.wait(100 if data.collated in slow else 1)
+    data.event = lambda: passed.append(100 if data.collated in slow else 1)
 
     def evaluate() -> dict[str, float]:
-        clock.wait(evaluation)
+        passed.append(evaluation)
         return {"loss": 1.0}
 
-    options = RunOptions(max_steps=20, batch_size=2, gradient_accumulation=4, eval_every=8)
-    options = dataclasses.replace(options, log_every=2, tensorboard=False)
+    options = RunOptions(max_steps=20, batch_size=2, gradient_accumulation=4, eval_every=8,
+                         log_every=2, tensorboard=False)  # fmt: skip
     fit(tmp_path, options, data=data, evaluate=evaluate, reporter=times)
     steps = [(20 - step) * 4 for step in range(1, 21)]
-    known = [(s, left) for s, left in zip(steps, times.seen, strict=True) if left is not None]
+    known = [(s, left) for s, left in zip(steps, seen, strict=True) if left is not None]
     assert len(known) >= 18 - 4 * (device == "gpu")
     for step, (rest, left) in enumerate(known, start=21 - len(known)):
         to_come = 3 - (step - 1) // 8 if step > 8 else 0  # the first one tells how long they take
@@ -213,37 +192,14 @@ def test_json_lines_drop_what_follows_the_checkpoint(tmp_path):
     assert lines(tmp_path / "lacking/timings.jsonl")[0]["examples_per_second"] is None
 
 
-class Recorder(Reporter):
-    """Records the reports that it gets."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def check(self, written: Mapping[str, FileDigest]) -> None:
-        self.calls.append(f"check {len(written)}")
-
-    def written(self) -> dict[str, FileDigest]:
-        return {str(id(self)): FileDigest(0, "")}
-
-    def advance(self, step: int) -> None:
-        self.calls.append(f"advance {step}")
-
-    def note(self, text: str) -> None:
-        self.calls.append(text)
-
-
 def test_several_forwards_every_report_to_each_reporter():
-    recorders = [Recorder(), Recorder()]
-    several = Several(recorders)
-    several.check({})
-    several.start(9, 0)
-    several.advance(1)
+    reporters = [Notes(stop_after=3), Notes(stop_after=0)]
+    several = Several(reporters)
     several.note("hello")
     several.trained(record(1), Timing(1.0, 2.0, 3))
-    several.flush()
-    assert len(several.written()) == 2
-    several.close()
-    assert [r.calls for r in recorders] == [["check 0", "advance 1", "hello"]] * 2
+    assert [(r.notes, r.losses) for r in reporters] == [(["hello"], [0.5])] * 2
+    with pytest.raises(KeyboardInterrupt):
+        several.advance(1)
 
     closed = []
 
@@ -257,13 +213,6 @@ def test_several_forwards_every_report_to_each_reporter():
     assert len(closed) == 2
     forwarded = {name for name in vars(Several) if not name.startswith("_")}
     assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
-
-
-def test_only_the_first_process_reports(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert type(reporter_for(tmp_path, RunOptions())) is Reporter
-    monkeypatch.setenv("RANK", "0")
-    assert isinstance(reporter_for(tmp_path, RunOptions()), Several)
 
 
 NAMES = ("wandb", "mlflow", "trackio", "swanlab")
@@ -331,7 +280,7 @@ def test_losses_and_metrics_are_forwarded(tmp_path):
     assert logged == [(2, {**loss, "epoch": 0.5}), (2, {"eval/accuracy": 0.9})]
 
 
-def test_a_resumed_run_continues_the_tracked_one(tmp_path):
+def test_a_resumed_run_continues_the_tracked_one(tmp_path, monkeypatch):
     plan = recipe(tmp_path, "wandb", "mlflow", "trackio")
     start_trackers(plan, Notes(), resume=True).close()  # nothing to resume yet
     (tmp_path / "mine").mkdir()
@@ -346,9 +295,6 @@ def test_a_resumed_run_continues_the_tracked_one(tmp_path):
     assert trackio["name"] == f"mine-{ids['trackio']}"
     assert before[1] == {"experiment_name": "adapterhub", "run_name": "mine"}
     assert mlflow == {"experiment_name": "adapterhub", "run_id": "m1"}
-
-
-def test_the_project_and_the_name_of_the_run(monkeypatch):
     assert TrackedRun("mine", "x").arguments("swanlab", True) == {"run_name": "mine"}
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     assert TrackedRun("mine", "x").arguments("wandb", True)["run_name"] == "theirs"

@@ -108,16 +108,6 @@ def test_gradients_are_clipped_as_torch_clips_whole_ones(limit, group):
         torch.testing.assert_close(local(q.grad), p.grad)
 
 
-def test_a_state_is_divided_as_its_parameters_are(group):
-    parameter = distribute_tensor(torch.zeros(4, 2), group, [Shard(0)])
-    state = {0: {"exp_avg": torch.ones(4, 2), "step": torch.tensor(3.0), "name": "x"}}
-    shared = share_state(state, [parameter])[0]
-    assert is_sharded(shared["exp_avg"])
-    assert not is_sharded(shared["step"])
-    assert shared["name"] == "x"
-    assert torch.equal(local(shared["exp_avg"]), torch.ones(4, 2))
-
-
 def test_infinite_numbers_are_found_in_a_share(group):
     tensor = distribute_tensor(torch.tensor([1.0, torch.inf]), group, [Shard(0)])
     trainee = SimpleNamespace(tensors=lambda: {"bad": tensor, "good": torch.ones(2)})
@@ -148,25 +138,16 @@ def sharded(tensors, group):
 
 
 def test_shards_are_read_whole_and_in_parts(tmp_path, group):
+    """Whole ones without a process group. What is missing or cannot be written is an error."""
     written = write_shards(tmp_path, sharded(TENSORS, group))
     assert [path.parent for path in written] == [tmp_path]
     assert has_shards(tmp_path)
     assert {n: (t.shape, t.dtype) for n, t in described(tmp_path).items()} == {
         n: (t.shape, t.dtype) for n, t in TENSORS.items()
     }
-    whole = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
-    read_shards(tmp_path, whole)
     parts = sharded({name: torch.zeros_like(t) for name, t in TENSORS.items()}, group)
     read_shards(tmp_path, parts)
-    for name, tensor in TENSORS.items():
-        assert torch.equal(whole[name], tensor)
-        part = parts[name].full_tensor() if tensor.ndim else parts[name]
-        assert torch.equal(part, tensor)
-
-
-def test_shards_are_read_without_a_process_group(tmp_path, group):
-    """Tensors that are missing, and folders that cannot be written, are errors."""
-    write_shards(tmp_path, sharded(TENSORS, group))
+    parts = {name: part.full_tensor() if part.ndim else part for name, part in parts.items()}
     with pytest.raises(ValueError, match="other"):
         read_shards(tmp_path, {"other": torch.zeros(1)})
     (tmp_path / "file").touch()
@@ -175,8 +156,10 @@ def test_shards_are_read_without_a_process_group(tmp_path, group):
     dist.destroy_process_group()
     whole = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
     read_shards(tmp_path, whole)
-    assert all(torch.equal(whole[name], tensor) for name, tensor in TENSORS.items())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for name, tensor in TENSORS.items():
+        assert torch.equal(whole[name], tensor)
+        assert torch.equal(parts[name], tensor)
 
 
 def test_the_state_of_an_optimizer_is_split_and_joined(tmp_path, group):
@@ -198,5 +181,10 @@ def test_the_state_of_an_optimizer_is_split_and_joined(tmp_path, group):
     for number, values in training["engine"]["optimizer"]["state"].items():
         assert values.keys() == state[number].keys()
         assert all(torch.equal(state[number][name], value) for name, value in values.items())
-
     assert split_training(None) == (None, {})
+    # A state is divided as its parameters are.
+    parameter = distribute_tensor(torch.zeros(4, 2), group, [Shard(0)])
+    shared = share_state({0: state[0] | {"name": "x"}}, [parameter])[0]
+    assert [is_sharded(shared[name]) for name in ("exp_avg", "step")] == [True, False]
+    assert shared["name"] == "x"
+    assert torch.equal(local(shared["exp_avg"]), state[0]["exp_avg"])

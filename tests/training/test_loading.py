@@ -139,8 +139,19 @@ def test_a_backbone_is_loaded_and_rows_are_encoded_once(
     assert "new_tokens" not in changes[0] or runs[0] == runs[1]
 
 
-def test_a_head_that_cannot_be_drawn_again_is_loaded_again(recipe, tmp_path, counted, monkeypatch):
-    expected = [train(replace(recipe, seed=s), tmp_path / f"alone-{s}") for s in (0, 1)]
+def test_a_backbone_after_a_run_that_failed_and_a_head_that_cannot_be_drawn_again(
+    recipe, tmp_path, counted, monkeypatch
+):
+    """The first is shared, and the second is loaded again."""
+    seeded = replace(recipe, seed=1)
+    expected = [train(each, tmp_path / f"alone-{each.seed}") for each in (recipe, seeded)]
+    shared = SharedLoader()
+    counted["_load"] = 0
+    wild = replace(recipe, method="full", train=replace(recipe.train, learning_rate=1e30))
+    with pytest.raises(TrainingError, match="training stopped"):
+        train(wild, tmp_path / "wild", shared)
+    assert train(recipe, tmp_path / "next", shared) == expected[0]
+    assert counted["_load"] == 1
     draw = TransformersBackbone.initialize_again
 
     def otherwise(backbone: TransformersBackbone) -> None:
@@ -148,23 +159,8 @@ def test_a_head_that_cannot_be_drawn_again_is_loaded_again(recipe, tmp_path, cou
         draw(backbone)
 
     monkeypatch.setattr(TransformersBackbone, "initialize_again", otherwise)
-    shared = SharedLoader()
-    counted["_load"] = 0
-    for seed in (0, 1):
-        found = train(replace(recipe, seed=seed), tmp_path / f"shared-{seed}", shared)
-        assert found == expected[seed]
+    assert train(seeded, tmp_path / "shared", shared) == expected[1]
     assert counted["_load"] == 2
-
-
-def test_a_run_that_fails_leaves_a_backbone_for_the_next(recipe, tmp_path, counted):
-    expected = train(recipe, tmp_path / "alone")
-    shared = SharedLoader()
-    counted["_load"] = 0
-    wild = replace(recipe, method="full", train=replace(recipe.train, learning_rate=1e30))
-    with pytest.raises(TrainingError, match="training stopped"):
-        train(wild, tmp_path / "wild", shared)
-    assert train(recipe, tmp_path / "next", shared) == expected
-    assert counted["_load"] == 1
 
 
 def test_frozen_layers_are_computed_once_for_all_runs(recipe, tmp_path):
@@ -198,12 +194,12 @@ def test_the_default_follows_the_longest_row(longest, most, length):
     assert default_length(longest, most) == length
 
 
-def fitted(words, chosen=None, reads=1000, trained=None, task="classification"):
+def fitted(words, chosen=None, reads=1000, trained=None, task="classification", held=1):
     tokenizer = word_tokenizer()
     tokenizer.model_max_length = 1 << 30
     texts = [" ".join(["good"] * count) for count in words]
     examples = [Example(text, None, "ab"[i % 2]) for i, text in enumerate(texts)]
-    data = RunData(parse_task(task), ("a", "b"), examples, examples[:1], DataOptions())
+    data = RunData(parse_task(task), ("a", "b"), examples, examples[:held], DataOptions())
     setting = Setting(tokenizer, reads, ("a", "b"), positions=reads)
     return fit_rows(data, setting, chosen, trained)
 
@@ -244,28 +240,18 @@ def test_the_length_is_chosen_and_told():
     assert (rows.max_length, rows.train.lengths, rows.lost[0].cut) == (50, [50, 3], 1)
     assert rows.notes[0].startswith("1 of 2 training texts are longer than 50 tokens and lose 75%")
     assert fitted([3], chosen=50).notes == ()
+    for most in (64, 128, 129, 1000):
+        lowered = [n for n in fitted([200, 3], most, reads=128).notes if "is lowered to 128" in n]
+        assert bool(lowered) is (most > 128)
     assert "trained on at most 256 tokens" in fitted([300], trained=256).notes[-1]
     assert len(fitted([200], trained=256).notes) == 1
     # Packed rows are as long as is allowed, and texts that are split lose nothing.
     assert fitted([3, 4], task="causal-lm(data=text, pack=true)").max_length == 1000
     (note,) = fitted([900, 3], task="masked-lm").notes
     assert note.endswith("by default; the longest text has 900 tokens, and is split")
-
-
-def test_there_may_be_no_evaluation_data():
-    tokenizer = word_tokenizer()
-    examples = [Example("good", None, "a"), Example("bad", None, "b")]
     for task in ("classification", "masked-lm"):
-        data = RunData(parse_task(task), ("a", "b"), examples, [], DataOptions())
-        rows = fit_rows(data, Setting(tokenizer, 64, ("a", "b"), positions=64), None)
-        assert (len(rows.train.rows), rows.evaluation.rows) == (2, [])
-        assert len(rows.notes) == 1
-
-
-@pytest.mark.parametrize("chosen", [64, 128, 129, 1000])
-def test_a_chosen_length_that_is_lowered_is_told(chosen):
-    lowered = [n for n in fitted([200, 3], chosen, reads=128).notes if "is lowered to 128" in n]
-    assert bool(lowered) is (chosen > 128)
+        rows = fitted([3, 4], task=task, held=0)
+        assert (len(rows.train.rows), rows.evaluation.rows, len(rows.notes)) == (2, [], 1)
 
 
 USUAL, SHORTEST = Kernels("fp32", SDPA), loading.SHORTEST
@@ -273,7 +259,6 @@ USUAL, SHORTEST = Kernels("fp32", SDPA), loading.SHORTEST
 
 @pytest.fixture
 def recipe_of(recipe_with):
-    """A recipe on the tiny backbone, with overrides."""
     return partial(recipe_with, "train.epochs=2", "train.report=false")
 
 
@@ -341,20 +326,19 @@ def test_what_the_recipe_says_stays(recipe_of, fastest, words, timed):
     assert given.attention in (None, chosen.attention)
 
 
-def test_eager_attention_is_no_choice_where_its_scores_are_large(recipe_of, fastest, monkeypatch):
-    monkeypatch.setattr(loading, "_MOST_SCORES", 0)
-    assert {each.attention for each in fastest(USUAL)} <= {SDPA}
-    choice(recipe_of())
-
-
-def test_short_runs_and_several_processes_are_not_measured(recipe_of, fastest, monkeypatch):
-    timed = fastest(Kernels("bf16", EAGER))
+def test_what_is_not_measured(recipe_of, fastest, monkeypatch):
+    """Short runs, several processes, and eager attention whose scores would be large."""
+    timed = fastest(USUAL)
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
         assert choice(recipe_of()) == KernelChoice(None, None)
-    monkeypatch.setattr(loading, "SHORTEST", SHORTEST)
-    assert choice(recipe_of()) == KernelChoice(None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "SHORTEST", SHORTEST)
+        assert choice(recipe_of()) == KernelChoice(None, None)
     assert not timed
+    monkeypatch.setattr(loading, "_MOST_SCORES", 0)
+    choice(recipe_of())
+    assert {each.attention for each in timed} == {SDPA}
 
 
 def test_the_choice_is_in_the_recipe_and_a_resumed_run_keeps_it(
@@ -417,12 +401,9 @@ def load_tiny(name: str, folder: Path, dtype: str, attention: str | None) -> Pre
     return load_backbone(str(folder), **options)[0]
 
 
-def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(
-    recipe_of, fastest, tmp_path, monkeypatch
-):
+def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(recipe_of, fastest, tmp_path):
     fastest(Kernels("bf16", EAGER))
-    tiny_models.usual_model("deberta", num_labels=2).save_pretrained(tmp_path / "deberta")
-    word_tokenizer().save_pretrained(tmp_path / "deberta")
+    load_tiny("deberta", tmp_path / "deberta", "fp32", None)
     prepared = prepare(recipe_of(f"backbone={tmp_path / 'deberta'}"))
     assert prepared.model.dtype == torch.float32
     assert prepared.recipe.dtype == "fp32"

@@ -177,13 +177,8 @@ def in_bytes(text: str) -> float:
     return float(number) * {"MB": 1e6, "GB": 1e9}[unit]
 
 
-def test_a_batch_that_would_not_fit_is_not_tried(prepared, monkeypatch):
-    monkeypatch.setattr(plan_module, "_room", lambda device: -math.inf)
-    assert plan_module.rehearse(prepared()) is None
-
-
-def test_the_time_is_that_of_all_steps_and_evaluations(prepared):
-    """In proportion to the steps, however fast the machine is."""
+def test_the_time_is_that_of_all_steps_and_evaluations(prepared, monkeypatch):
+    """In proportion to the steps, however fast the machine is; of what would not fit, none."""
     few, many = (
         plan_module.rehearse(prepared(f"train.max_steps={n}", "train.eval_every=1000000"))
         for n in (10, 1000)
@@ -191,6 +186,8 @@ def test_the_time_is_that_of_all_steps_and_evaluations(prepared):
     for found, steps in ((few, 10), (many, 1000)):
         assert found.seconds >= steps * found.step_seconds
     assert many.seconds > 5 * few.seconds
+    monkeypatch.setattr(plan_module, "_room", lambda device: -math.inf)
+    assert plan_module.rehearse(prepared()) is None
 
 
 LEARNED = {
@@ -254,7 +251,8 @@ def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, 
     assert sum(line.startswith("row ") for line in printed) == 2
 
 
-def test_what_is_cut_and_what_is_padded(backbone, tmp_path):
+def test_what_is_cut_and_what_is_padded(backbone, tmp_path, monkeypatch, adapterhub):
+    monkeypatch.chdir(tmp_path)
     rows = [{"text": "the movie was very good", "label": "a"}, {"text": "bad", "label": "b"}]
     file = write_json_lines(tmp_path / "a.jsonl", rows)
     (first, second), notes = preview_rows(
@@ -264,6 +262,9 @@ def test_what_is_cut_and_what_is_padded(backbone, tmp_path):
     assert second.facts["length"] == "3 tokens; 2 of padding on the right in a batch of these rows"
     assert "cut" not in second.facts
     assert any(note.startswith("1 of 2 training texts") for note in notes)
+    command = ("train", file, "--backbone", backbone, "--eval", file, "--show", "2")
+    assert succeeded(adapterhub(*command)).count("[CLS]") == 2
+    assert not (tmp_path / "runs").exists()
 
 
 def test_rows_of_each_of_several_tasks(backbone, tmp_path):
@@ -299,14 +300,3 @@ def test_targets_windows_and_chats(backbone_of, task, row, length, expected, bac
     recipe = recipe_of(backbones(backbone_of), task, file, max_length=length)
     facts = preview_rows(recipe, 1)[0][0].facts
     assert {name: facts.get(name) for name in expected} == expected
-
-
-def test_the_command_prints_and_stops(adapterhub, backbone, data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = succeeded(
-        adapterhub(
-            "train", "--backbone", backbone, "--train", data[0], "--eval", data[1], "--show", "2"
-        )
-    )
-    assert out.count("[CLS]") == 2
-    assert not (tmp_path / "runs").exists()

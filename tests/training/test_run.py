@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from adapterhub.adapters.activation import virtual_tokens
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import Evaluated, Reporter, Timing, one_class, verdict
 from adapterhub.pages.evaluation import LatestPredictions
-from adapterhub.pages.page import PAGE, recorded_words
+from adapterhub.pages.page import recorded_words
 from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.training import run as running
@@ -114,72 +113,53 @@ MANY = [f"{number:04}{'x' * 900}" for number in range(1300)]  # 1.2 MB, where a 
 @pytest.mark.parametrize(
     ("labels", "problem"), [([LONG, "b"], "a label of at most 1000"), (MANY, "bytes, more than")]
 )
-def test_labels_that_no_adapter_can_have_are_found_before_the_first_step(
+def test_what_no_adapter_can_have_is_found_before_the_first_step(
     recipe, tmp_path, monkeypatch, task,
     labels, problem,
 ):  # fmt: skip
-    rows = [json.dumps({"text": f"row {n}", "label": label}) for n, label in enumerate(labels)]
+    """Labels, and the name and methods of a manifest."""
+    rows = [{"text": f"row {n}", "label": label} for n, label in enumerate(labels)]
     if task == "tagging":
-        rows = [json.dumps({"tokens": ["a"], "tags": [f"B-{label}"]}) for label in labels]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(rows * (2 if len(rows) < 9 else 1)))
+        rows = [{"tokens": ["a"], "tags": [f"B-{label}"]} for label in labels]
+    file = str(write_json_lines(tmp_path / "rows.jsonl", rows * (2 if len(rows) < 9 else 1)))
     text, label = ("tokens", "tags") if task == "tagging" else ("text", "label")
-    source = replace(recipe.data, train=str(file), eval="none", text=text, label=label)
+    source = replace(recipe.data, train=file, eval="none", text=text, label=label)
     monkeypatch.setattr(running.loop, "train", lambda session: pytest.fail("it was trained"))
     with pytest.raises(OutputError, match="cannot be written") as error:
         run(replace(recipe, data=source, task=task), Reporter())
     assert problem in str(error.value)
+    for change in {"name": "a/../b"}, {"method": ["lora(rank=2)", "lora(rank=4)"]}:
+        with pytest.raises(AdapterhubError):
+            run(replace(recipe, **change), Reporter())
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "change", [{"name": "a/../b"}, {"method": ["lora(rank=2)", "lora(rank=4)"]}]
-)
-def test_what_no_manifest_can_have_is_found_before_the_first_step(
-    recipe, tmp_path, monkeypatch, change
-):
-    monkeypatch.setattr(running.loop, "train", lambda session: pytest.fail("it was trained"))
-    with pytest.raises(AdapterhubError):
-        run(replace(recipe, **change), Reporter())
-    assert not (tmp_path / "run").exists()
+def test_stages_that_the_run_does_not_reach_and_parameters_of_a_failed_one(recipe, monkeypatch):
+    """A warning names the stages; parameters require a gradient again."""
+    prepared, options = [], replace(recipe.train, max_steps=None, epochs=1)
 
-
-def test_parameters_require_a_gradient_again_after_a_failure(recipe, monkeypatch):
-    prepared = running.prepare(replace(recipe, method="unfreeze"))
-    monkeypatch.setattr(running, "prepare", lambda *_, **__: prepared)
-
-    def fail(*arguments: object, **options: object) -> None:
-        for tensor in prepared.adapter.tensors().values():
+    def fail(session: Any) -> None:
+        prepared.append(session.trainee.adapter)
+        for tensor in session.trainee.tensors().values():
             tensor.requires_grad_(False)
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(running.loop, "train", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        run(recipe, Reporter())
-    changed = [c.own.requires_grad for c in prepared.adapter.changed]
+        run(replace(recipe, method="unfreeze", train=options), notes := Notes())
+    assert len(notes.about("unfreeze has ")) == 1
+    assert notes.notes[0] == "train.tsv: tab-separated, 64 rows; columns: text, label"
+    changed = [c.own.requires_grad for c in prepared[0].changed]
     assert changed
     assert all(changed)
 
 
-def test_a_warning_names_stages_that_the_run_does_not_reach(recipe):
-    notes = Notes()
-    options = replace(recipe.train, max_steps=None, epochs=1)
-    run(replace(recipe, method="unfreeze", train=options), notes)
-    assert len([note for note in notes.notes if note.startswith("unfreeze has ")]) == 1
-    assert notes.notes[0] == "train.tsv: tab-separated, 64 rows; columns: text, label"
-
-
 def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path):
-    prepared = prepare(recipe_with("method=lora(rank=2)"))
-    assert prepared.data.labels == prepared.adapter.labels == ("neg", "pos")
-    assert len(prepared.train.rows) == len(prepared.data.train) == 64
-    assert prepared.adapter.metadata.task == "classification"
-    assert prepared.model.config.use_cache is False
+    prepared = [prepare(recipe_with("method=lora(rank=2)", f"seed={seed}")) for seed in (5, 5, 6)]
+    assert prepared[0].data.labels == prepared[0].adapter.labels == ("neg", "pos")
+    assert prepared[0].model.config.use_cache is False
     assert not (tmp_path / "run").exists()
-    first, second, other = (
-        prepare(recipe_with(f"seed={seed}")).adapter.tensors() for seed in (5, 5, 6)
-    )
-    assert first.keys() == second.keys()
+    first, second, other = (each.adapter.tensors() for each in prepared)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
@@ -189,29 +169,22 @@ def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path):
     [
         (["method=lora"], "linear"),
         (["method=unfreeze"], "slanted"),
-        (["method=unfreeze", "train.schedule=cosine"], "cosine"),
+        (["method=unfreeze", "train.schedule=cosine", "train.max_length=100000"], "cosine"),
     ],
 )
 def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words, schedule):
     prepared = prepare(recipe_with(*words))
     assert prepared.recipe.train.schedule == schedule
     assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
-    assert any("train.max_length is" in note for note in prepared.notes)
-    longer = prepare(recipe_with(*words, "train.max_length=100000"))
-    assert max(longer.train.lengths) <= max_positions(prepared.model) == 64
+    assert max(prepared.train.lengths) <= max_positions(prepared.model) == 64
+    assert any("train.max_length" in note for note in prepared.notes)
 
 
-def flags_of(folder: Path, backbone: Path, file: Path, **more: str) -> dict[str, Any]:
-    data = {"train": str(file), "eval": str(file)}
-    return {"backbone": str(backbone), "output": str(folder / "run"), "data": data, **more}
-
-
-def test_packing_is_refused_with_virtual_tokens(backbones, tmp_path):
+def test_packing_is_refused_with_virtual_tokens(recipe_with, backbones, tmp_path):
     file = write_json_lines(tmp_path / "texts.jsonl", [{"text": "the movie was good"}] * 8)
-    task = "causal-lm(data=text, pack=true)"
-    flags = flags_of(tmp_path, backbones("llama"), file, method="prompt", task=task)
+    words = ("method=prompt", "task=causal-lm(data=text, pack=true)", f"data.train={file}")
     with pytest.raises(ConfigError, match="prompt prepends virtual tokens") as error:
-        prepare(read(flags=flags))
+        prepare(recipe_with(*words, f"data.eval={file}", folder=backbones("llama")))
     assert error.value.hint == "pack=false"
 
 
@@ -228,23 +201,11 @@ def test_a_row_of_the_longest_length_is_read(architecture):
     assert model(**inputs).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("method", ["prompt(length=5)", "prefix(length=5)", "p-tuning(length=5)"])
-def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_path):
-    file = tmp_path / "long.tsv"
-    file.write_text("text\tlabel\n" + ("good " * 90 + "\tpos\nbad " * 90 + "\tneg\n"))
-    flags = flags_of(tmp_path, backbone, file, method=method)
-    prepared = prepare(read(flags=flags))
-    free = max_positions(prepared.model) - virtual_tokens(prepared.adapter)
-    assert max(prepared.train.lengths) == prepared.recipe.train.max_length == free
-    assert prepared.model(**prepared.train.batch([0, 1])).loss.isfinite()
-
-
 def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch):
     model = tiny_models.model("llama", "causal-lm")
     model.hf_device_map = {"": "cpu"}
     monkeypatch.setattr(type(model), "to", lambda *_: pytest.fail("the model was moved"))
     make_ready(model)
-    assert model.config.use_cache is False
 
 
 def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> PreparedRun:
@@ -292,18 +253,13 @@ WORDS = ("train.tensorboard=false", "train.report=false", "train.learning_rate=1
 
 
 @pytest.fixture
-def recipe_of(backbones, tmp_path):
+def recipe_of(recipe_with, backbones, tmp_path):
     case = CASES["preference"]
-    file = str(case.data(tmp_path))
-
-    def recipe(output, *words, **flags):
-        flags |= {
-            "backbone": str(backbones(case.backbone)), "output": str(tmp_path / output),
-            "task": case.task, "data": {"train": file, "eval": file},
-        }  # fmt: skip
-        return read(None, [*WORDS, *words], flags)
-
-    return recipe
+    file = case.data(tmp_path)
+    usual = (*WORDS, f"task={case.task}", f"data.train={file}", f"data.eval={file}")
+    return lambda output, *words: recipe_with(
+        *usual, *words, output=output, folder=backbones(case.backbone)
+    )
 
 
 def references(prepared):
@@ -311,12 +267,12 @@ def references(prepared):
 
 
 def test_the_reference_of_a_new_and_of_a_started_adapter(recipe_of):
-    new = recipe_of("new", "train.max_steps=6", method="lora")
+    new = recipe_of("new", "train.max_steps=6", "method=lora")
     bare = references(prepare(new))
     outcome = run(new, Reporter())
     evaluated = open_adapter(outcome.folder).evaluate(prepare(new).data.evaluation)
     assert evaluated == pytest.approx(outcome.metrics, abs=1e-4)
-    started = prepare(recipe_of("again", **{"from": str(outcome.folder)}))
+    started = prepare(recipe_of("again", f"from={outcome.folder}"))
     assert np.abs(np.array(references(started)) - np.array(bare)).max() > 0.1
     margin = started.data.task.evaluate(started.model, started.evaluation, 64)["margin"]
     assert margin == pytest.approx(0, abs=1e-5)
@@ -324,11 +280,10 @@ def test_the_reference_of_a_new_and_of_a_started_adapter(recipe_of):
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_resumed_run_has_the_reference_of_its_start(method, recipe_of):
-    half = recipe_of("part", "train.max_steps=4", "train.schedule=constant", method=method)
-    run(half, Reporter())
-    longer = recipe_of("part", "train.max_steps=8", "train.schedule=constant", method=method)
+    words = (f"method={method}", "train.schedule=constant")
+    run(recipe_of("part", "train.max_steps=4", *words), Reporter())
+    longer, alone = (recipe_of(name, "train.max_steps=8", *words) for name in ("part", "alone"))
     run(longer, Reporter(), resume=True)
-    alone = recipe_of("alone", "train.max_steps=8", "train.schedule=constant", method=method)
     run(alone, Reporter())
     assert adapter_bytes(longer.output) == adapter_bytes(alone.output)
 
@@ -355,13 +310,8 @@ def written_step(folder: Path) -> int:
 
 
 @pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def page(tmp_path: Path, notes: list[str]) -> RunPage:
-    return RunPage(run_folder(tmp_path), Latest(), notes.append)
+def page(tmp_path: Path) -> RunPage:
+    return RunPage(run_folder(tmp_path), Latest(), pytest.fail)
 
 
 def test_the_predictions_are_those_of_the_best_step(page):
@@ -375,11 +325,6 @@ def test_the_predictions_are_those_of_the_best_step(page):
     assert not (page.folder / PREDICTIONS).exists()
     (page.folder / PREDICTIONS).write_bytes(b"\xff")
     page.start(9, 2)
-
-
-def test_the_last_page_is_always_written(page):
-    assert page.finish() == page.folder / PAGE
-    assert "<h1>" in (page.folder / PAGE).read_text()
 
 
 def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
@@ -407,10 +352,12 @@ def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left"), ImportError("no matplotlib"), KeyError("x")]
 )
-def test_a_failure_is_one_note(error, page, notes, monkeypatch):
+def test_a_failure_is_one_note(error, tmp_path, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 
+    notes: list[str] = []
+    page = RunPage(run_folder(tmp_path), Latest(), notes.append)
     monkeypatch.setattr(running, "write_page", fail)
     monkeypatch.setattr(running, "replace_file", fail)
     evaluated(page, 2)

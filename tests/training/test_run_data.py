@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import datasets
 import pytest
 
 from adapterhub.data.examples import Example
@@ -62,8 +63,6 @@ def test_rows_are_limited_and_sampled_with_the_seed(recipe_with):
 def test_a_dataset_on_the_hub_is_evaluated_on_its_split_or_rows_are_held_out(
     recipe_with, monkeypatch, has_split
 ):
-    import datasets
-
     def load(name: str, subset: str | None, split: str) -> datasets.Dataset:
         if split == "validation" and not has_split:
             raise ValueError("Unknown split")
@@ -173,42 +172,34 @@ def with_train(**options: object) -> Recipe:
     return replace(RECIPE, train=replace(TrainOptions(), **options))  # type: ignore[arg-type]
 
 
-def test_a_recipe_that_says_nothing_is_sharded_if_the_launcher_shards(monkeypatch):
+def test_processes_that_compute_together_are_several(monkeypatch):
+    """A recipe that says nothing is sharded if the launcher shards."""
     assert placed(RECIPE) == RECIPE
     assert placed(with_train(shard=False)).train.shard is None
+    options = [{"shard": True}, {"tensor_parallel": True}]
+    for option in options:
+        with pytest.raises(ConfigError, match="there is only one") as error:
+            placed(with_train(**option))
+        assert "torchrun" in error.value.hint
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert placed(with_train(**options[0])).train.shard is True
+    assert placed(with_train(**options[1])).train.tensor_parallel is True
     for name, value in (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WORLD_SIZE", "2")
     assert placed(RECIPE).train.shard is True
     assert placed(with_train(shard=False)).train.shard is None
 
 
-@pytest.mark.parametrize("option", ["shard", "tensor_parallel"])
-def test_processes_that_compute_together_are_several(option, monkeypatch):
-    with pytest.raises(ConfigError, match="there is only one") as error:
-        placed(with_train(**{option: True}))
-    assert "torchrun" in error.value.hint
+@pytest.mark.parametrize(
+    ("how", "others"),
+    [({"shard": True}, {"quantize": "int8"}),
+     ({"tensor_parallel": True, "shard": False}, {"quantize": "nf4", "new_tokens": ("<a>",)})],
+)  # fmt: skip
+def test_every_option_that_does_not_know_processes_together_is_named(how, others, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert getattr(placed(with_train(**{option: True})).train, option)
-
-
-def refused_options(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[str]:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    train = {"optimizer": "adamw-8bit", "mixed_precision": "fp16"}
     with pytest.raises(ConfigError, match="these options") as error:
-        placed(recipe)
-    return [line.partition(":")[0] for line in error.value.offenders]
-
-
-def test_every_option_that_does_not_know_shards_is_named(monkeypatch):
-    recipe = with_train(shard=True, optimizer="adamw-8bit", mixed_precision="fp16")
-    named = refused_options(monkeypatch, replace(recipe, quantize="int8"))
-    assert named == ["train.optimizer=adamw-8bit", "train.mixed_precision=fp16", "quantize=int8"]
+        placed(replace(with_train(**how, **train), **others))
+    named = [line.partition(":")[0].partition("=")[0] for line in error.value.offenders]
+    assert named == [*(f"train.{name}" for name in train), *others]
     assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
-
-
-def test_every_option_that_does_not_know_tensor_parallelism_is_named(monkeypatch):
-    options = {"shard": False, "optimizer": "adamw8bit", "mixed_precision": "fp16"}
-    recipe = with_train(tensor_parallel=True, **options)
-    named = refused_options(monkeypatch, replace(recipe, quantize="nf4", new_tokens=("<a>",)))
-    assert named == ["train.optimizer=adamw8bit", "train.mixed_precision=fp16", "quantize=nf4",
-                     "new_tokens"]  # fmt: skip

@@ -18,7 +18,7 @@ from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.checkpoint import folder_of
 from adapterhub.loop.processes import Stopped
-from adapterhub.loop.report import Evaluated, Reporter, Timing
+from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
@@ -72,23 +72,12 @@ def test_a_run_that_fails_is_told_and_the_next_one_begins(recipe):
     assert isinstance(ended[2].error, TrainingError)
 
 
-class Signals(Reporter):
-    """Sends itself Ctrl-C at one evaluation."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def evaluated(self, line: Evaluated, timing: Timing) -> None:
-        if line.step == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize("at", [2, 4])  # in the middle, and at the end of the first run
 def test_ctrl_c_stops_all_and_resume_continues(recipe, tmp_path, at):
     recipes = variants(recipe, "lora", "pfeiffer")
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Stopped, match="after step 2 of 4" if at == 2 else "after 1 of 2 runs"):
-        list(run_several(recipes, lambda recipe: Signals(at)))
+        list(run_several(recipes, lambda recipe: Notes(at - 1, signal.SIGINT)))
     assert signal.getsignal(signal.SIGINT) == before
     assert not Path(recipes[1].output).exists()
     assert_ended_as_alone(run_several(recipes, lambda recipe: Reporter(), resume=True), tmp_path)
@@ -201,18 +190,6 @@ def finished(staged, adapterhub, tmp_path):
     return tmp_path / "run"
 
 
-def test_stages_go_on_and_predict(staged, finished, adapterhub):
-    out = succeeded(adapterhub("train", staged, "--resume", "--quiet"))
-    assert "finished before" in out
-    code, out, err = adapterhub("predict", finished, "the movie was good")
-    assert (code, err) == (0, "")
-    code, out, _ = adapterhub("train", staged, "--resume", "--quiet")
-    assert out.count("finished before") == 2
-    shutil.rmtree(finished / "adapter")
-    assert adapterhub("train", staged, "--resume", "--quiet")[0] == 0
-    assert (finished / "adapter").is_dir()
-
-
 def test_a_finished_stage_that_changed_is_refused(staged, finished, adapterhub, tmp_path):
     changed = staged.read_text().replace("epochs: 4", "epochs: 5")
     (tmp_path / "changed.yaml").write_text(changed)
@@ -230,28 +207,20 @@ def test_a_finished_stage_that_changed_is_refused(staged, finished, adapterhub, 
     refused(adapterhub("train", staged, "--resume"), "stages.json is broken")
 
 
-def test_the_dry_run_lists_all_stages_and_writes_nothing(staged, adapterhub, tmp_path):
+def test_the_dry_run_and_what_is_refused_before_the_first_stage(staged, data, adapterhub, tmp_path):
+    """Flags of one run, missing data, and an output folder that is used already."""
     out = succeeded(adapterhub("train", staged, "--dry-run"))
     for word in ("domain", "masked-lm", "task", "by the data", "lora(rank=2)"):
         assert word in out
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_is_refused_before_the_first_stage(staged, data, adapterhub, tmp_path):
-    """Missing data, and an output folder that is used already."""
-    content = data[0].read_text()
-    data[0].unlink()
+    for flag in ("--sweep", "seed=0,1"), ("--show", "1"), ("--open",):
+        refused(adapterhub("train", staged, *flag), "a recipe of stages trains several runs")
+    data[0].rename(tmp_path / "elsewhere")
     refused(adapterhub("train", staged), "train.tsv")
     assert not (tmp_path / "run").exists()
-    data[0].write_text(content)
+    (tmp_path / "elsewhere").rename(data[0])
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "file").write_text("")
     refused(adapterhub("train", staged), "exists")
-
-
-@pytest.mark.parametrize("flag", [("--sweep", "seed=0,1"), ("--show", "1"), ("--open",)])
-def test_flags_of_one_run_are_refused(staged, adapterhub, flag):
-    refused(adapterhub("train", staged, *flag), "a recipe of stages trains several runs")
 
 
 def test_a_stage_may_be_on_top_of_an_earlier_one(staged, adapterhub, tmp_path):
@@ -269,3 +238,6 @@ def test_a_stage_may_be_on_top_of_an_earlier_one(staged, adapterhub, tmp_path):
     code, out, _ = adapterhub("train", "--resume", "--output", run, "--quiet")
     assert code == 0
     assert out.count("finished before") == 2
+    shutil.rmtree(run / "adapter")
+    succeeded(adapterhub("train", "--resume", "--output", run, "--quiet"))
+    assert (run / "adapter").is_dir()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from adapterhub.cli import main
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import BlockReader, Cursor
@@ -34,7 +33,7 @@ from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream import StreamBatches, StreamedRows, open_examples, stream_rows
-from tests.kit import tiny_models
+from tests.kit import processes, tiny_models
 from tests.kit.data import (
     sentences,
     streamed_recipe,
@@ -91,14 +90,11 @@ def streamed(file: object, **options: object) -> Any:
     return open_examples(str(file), DataOptions(**options), CLASSES)[0]
 
 
-def test_labels_that_appear_late_are_found(tmp_path):
-    rows = [{"text": "a", "label": str(n // 500)} for n in range(6000)]
-    stream = streamed(write_json_lines(tmp_path / "rows.jsonl", rows))
-    assert stream.labels() == tuple(str(n) for n in range(12))
-
-
-def test_invalid_rows_are_named_and_empty_ones_skipped(tmp_path):
+def test_labels_appear_late_invalid_rows_are_named_and_empty_ones_skipped(tmp_path):
     """Also a whole block of them."""
+    rows = [{"text": "a", "label": str(n // 500)} for n in range(6000)]
+    stream = streamed(write_json_lines(tmp_path / "late.jsonl", rows))
+    assert stream.labels() == tuple(str(n) for n in range(12))
     table = pa.table({"text": ["good"] * 300, "label": ["a"] * 299 + [None]})
     pq.write_table(table, tmp_path / "rows.parquet")
     with pytest.raises(DataError) as error:
@@ -187,7 +183,7 @@ def content(batch: Any) -> dict[str, list[Any]]:
     return {name: tensor.tolist() for name, tensor in sorted(batch.items())}
 
 
-def texts(prepared: PreparedRun, batch: Any) -> list[tuple[int, ...]]:
+def texts(batch: Any) -> list[tuple[int, ...]]:
     """Return what identifies the rows of a batch: their tokens without padding."""
     pairs = zip(batch["input_ids"], batch["attention_mask"], strict=True)
     return [tuple(ids[mask.bool()].tolist()) for ids, mask in pairs]
@@ -234,7 +230,7 @@ def test_processes_draw_different_rows_that_together_are_all(backbone, tmp_path,
             batch = batches[0]
             if batches.place.cursor.turn > 0:
                 break
-            seen.update(texts(prepared, batch))
+            seen.update(texts(batch))
     assert isinstance(prepared.train, StreamedRows)
     assert seen == Counter(tuple(row["input_ids"]) for row in prepared.train.rows)
     assert sum(seen.values()) == 60
@@ -273,43 +269,38 @@ def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, shards, wor
     assert final_bytes(tmp_path / "cut")[:2] == final_bytes(tmp_path / "whole")[:2]
 
 
+def train_and_record() -> None:
+    """Run the command line in this process, and write the rows of each batch that it draws."""
+    draw = StreamBatches.__getitem__
+
+    def recorded(self: StreamBatches, index: int) -> Any:
+        batch = draw(self, index)
+        with open(f"{os.environ['DRAWN']}-{os.environ['RANK']}", "a") as file:
+            for ids in texts(batch):
+                print(self.place.cursor.turn, ids, file=file)
+        return batch
+
+    StreamBatches.__getitem__ = recorded  # type: ignore[method-assign]
+    main()
+
+
 @pytest.mark.apart
 def test_two_launched_processes_share_the_rows_and_resume(backbone, tmp_path, shards):
     """Each process records what it draws; a longer run of the same rows goes on from the place."""
     steady = tmp_path / "steady"  # without dropout, of which each process has its own
     tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT).save_pretrained(steady)
     AutoTokenizer.from_pretrained(backbone).save_pretrained(steady)
-    script = tmp_path / "drawing.py"
-    script.write_text(
-        "import os, sys\n"
-        "from adapterhub.training import stream\n"
-        "from adapterhub.cli import main\n"
-        "draw = stream.StreamBatches.__getitem__\n"
-        "def recorded(self, index):\n"
-        "    batch = draw(self, index)\n"
-        "    with open(f\"{os.environ['DRAWN']}-{os.environ['RANK']}\", 'a') as file:\n"
-        "        for ids, mask in zip(batch['input_ids'], batch['attention_mask']):\n"
-        "            print(self.place.cursor.turn, ids[mask.bool()].tolist(), file=file)\n"
-        "    return batch\n"
-        "stream.StreamBatches.__getitem__ = recorded\n"
-        "main()\n"
-    )
 
     def launch(name: str, *words: str) -> list[list[str]]:
         drawn = tmp_path / f"drawn-{name}"
-        done = subprocess.run(
-            [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu",
-             "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
-             "--dynamo_backend=no", "--main_process_port=0", str(script), "train",
-             "--backbone", str(steady), "--train", shards, "--eval", "none", "--method",
-             "lora(rank=2)", "data.stream=true", "data.buffer=16", "train.batch_size=4",
-             "train.schedule=constant", "train.warmup=0", "train.tensorboard=false",
-             "train.report=false", "dtype=fp32", "attention=eager", *words],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
-                              "CUDA_VISIBLE_DEVICES": "", "DRAWN": str(drawn)},
-            capture_output=True, text=True,
+        done = processes.run(
+            __file__, "train", "--backbone", steady, "--train", shards, "--eval", "none",
+            "--method", "lora(rank=2)", "data.stream=true", "data.buffer=16",
+            "train.batch_size=4", "train.schedule=constant", "train.warmup=0",
+            "train.tensorboard=false", "train.report=false", "dtype=fp32", "attention=eager",
+            *words, processes=2, environment={"DRAWN": str(drawn)},
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.returncode == 0, done.printed[-3000:]
         return [Path(f"{drawn}-{rank}").read_text().splitlines() for rank in range(2)]
 
     whole = launch("whole", "--output", str(tmp_path / "whole"), "--steps", "10")
@@ -331,15 +322,13 @@ def test_packed_rows_and_balanced_classes(backbones, tmp_path, shards):
     prepared = prepare(streamed_recipe(backbones("llama"), tmp_path / "run", shards, *words))
     assert batches_of(prepared)[0]["input_ids"].shape[1] > 20
     word = "task=classification(class_weights=balanced)"
-    prepared = prepare(streamed_recipe(backbones("bert"), tmp_path / "run", shards, word))
+    recipe = streamed_recipe(backbones("bert"), tmp_path / "run", shards, word)
+    prepared = prepare(recipe)
     counts = prepared.train.task.label_counts(prepared.train)
     assert sum(counts.values()) == 64
     assert prepared.own_loss is not None
-
-
-def test_the_plan_and_the_preview_read_only_the_beginning(backbone, tmp_path, shards):
-    recipe = streamed_recipe(backbone, tmp_path / "run", shards)
-    plan = plan_of(prepare(recipe))
+    # The plan and the preview read only the beginning.
+    plan = plan_of(prepared)
     assert (plan.steps, plan.steps_per_epoch) == (12, 12)
     rows, notes = preview_rows(recipe, 2)
     assert len(rows) == 2
@@ -362,3 +351,7 @@ def test_what_a_stream_does_not_go_with_is_told(backbone, tmp_path, shards, word
         run(recipe, Reporter())
     assert [problem in line for line in error.value.offenders] == [True]
     assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    train_and_record()
