@@ -166,7 +166,7 @@ def test_a_head_that_trains_later_has_its_logits():
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("change", ["trained", "hooked", "subclass", "offloaded"])
+@pytest.mark.parametrize("change", ["trained", "hooked", "subclass", "child", "offloaded"])
 def test_heads_of_another_kind_have_their_logits(change):
     model = tiny_models.language_model("llama")
     adapter = ah.attach(model, "lora(rank=2)")
@@ -177,6 +177,8 @@ def test_heads_of_another_kind_have_their_logits(change):
         head.register_forward_hook(lambda *_: None)
     elif change == "subclass":
         head.__class__ = type("Quantized", (nn.Linear,), {})
+    elif change == "child":
+        head.add_module("child", nn.Identity())
     else:
         head.forward = head.forward
     assert frozen_head(adapter, parse_task("causal-lm"), RunOptions()) is None

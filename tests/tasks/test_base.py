@@ -14,7 +14,7 @@ from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, dump_task, parse_task, task_class
 from adapterhub.tasks.common.base import ALIASES, aliases_of, resolve_alias
-from adapterhub.tasks.common.batches import cut_text, pad
+from adapterhub.tasks.common.batches import pad
 
 STEPS = ["example", "row", "prediction", "metrics"]
 
@@ -130,12 +130,6 @@ def test_padding_matches_the_tokenizer(backbones, side):
     padded = pad(rows, tokenizer)
     assert padded.keys() == expected.keys()
     assert all(torch.equal(padded[key], expected[key]) for key in expected)
-
-
-def test_a_text_is_cut_between_tokens(backbones):
-    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
-    assert cut_text("the movie was good", tokenizer, 2) == "the movie"
-    assert cut_text("the movie", tokenizer, 9) == "the movie"
 
 
 def test_only_prompts_take_few_shot_examples():

@@ -24,7 +24,6 @@ from adapterhub.tasks.common.batches import (
     by_length,
     cosent_loss,
     cosine_loss,
-    in_step,
     multiple_negatives_loss,
     next_token_loss,
     on_device,
@@ -192,13 +191,6 @@ def test_in_step_all_compute_as_often(batches, processes):
 
     found = in_processes(processes, compute, in_step=True)
     assert found == [(-(-batches // processes), [*range(batches)])] * processes
-
-
-def test_only_processes_that_share_parameters_are_in_step():
-    assert not in_step()
-    assert in_processes(2, in_step) == [False, False]
-    assert in_processes(2, in_step, in_step=True) == [True, True]
-    assert not in_step()
 
 
 LENGTHS = [9, 1, 5, 5, 2, 40, 3, 3, 8]

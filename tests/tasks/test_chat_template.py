@@ -13,8 +13,6 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.inference.open import open_adapter
-from adapterhub.inference.record import read_training_record
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import dump_task
@@ -274,7 +272,7 @@ def test_marks_of_a_template_are_learned_as_transformers_masks_them(marks, chat,
     assert [int(label != IGNORED) for label in row["labels"]] == expected["assistant_masks"]
 
 
-def test_line_ends_of_an_answer_and_weights_of_marked_ones(tmp_path):
+def test_line_ends_weights_and_tokens_that_end_in_a_mark(tmp_path):
     """What an answer itself ends with is learned; one without a weight is not."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATES["texts"]
@@ -285,9 +283,6 @@ def test_line_ends_of_an_answer_and_weights_of_marked_ones(tmp_path):
     chat = [*turns("q1", "a1", weight=0), *turns("q2", "a2"), *turns("q3", "a3", train=False)]
     (row,) = rows_of("causal-lm", tokenizer, [{"messages": chat}], tmp_path)
     assert learned(row, tokenizer) == ["a2"]
-
-
-def test_a_token_that_ends_in_a_mark_is_learned(tmp_path):
     words = Tokenizer(
         models.WordLevel({w: i for i, w in enumerate(["[UNK]", "Aq1B", "a1", " a1"])})
     )
@@ -370,6 +365,9 @@ def test_columns_and_messages_of_another_form_are_refused(columns, change, expec
     file = write_json_lines(tmp_path / "chats.jsonl", [row])
     with pytest.raises(DataError, match=expected):
         parse_task("causal-lm(data=chat)").read(str(file), DataOptions(text="messages"), "train")
+    called = {"chosen": turns("q1", "a1", tool_calls=calls("{}")), "rejected": turns("q1", "a2")}
+    with pytest.raises(DataError, match="a response has calls of tools"):
+        examples_of("preference", [called], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -424,20 +422,12 @@ def test_keys_and_columns_that_a_template_does_not_use_are_named(template, row, 
     assert line == f"keys and columns that the chat template does not use: {expected}"
 
 
-def test_a_preference_names_no_calls_as_texts(tmp_path):
-    row = {"chosen": turns("q1", "a1", tool_calls=calls("{}")), "rejected": turns("q1", "a2")}
-    with pytest.raises(DataError, match="a response has calls of tools"):
-        examples_of("preference", [row], tmp_path)
-
-
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
 COMPARED = {"prompt": "the movie", "chosen": "good", "rejected": "bad"}
 FORMS: dict[str, tuple[str, dict[str, str], str]] = {
     "Alpaca": ("causal-lm", ALPACA, "the movie"),
     "Alpaca with an input": ("causal-lm", ALPACA | {"input": "a plot"}, "the movie a plot"),
-    "completion": ("causal-lm", {"prompt": "the movie", "completion": "good"}, "the movie"),
     "response": ("causal-lm", {"prompt": "the movie", "response": "good"}, "the movie"),
-    "output": ("causal-lm", {"instruction": "the movie", "output": "good"}, "the movie"),
     "columns": ("causal-lm", {"text": "the movie", "label": "good"}, "the movie"),
     "preference": ("preference", COMPARED, "the movie"),
     "reward": ("reward", COMPARED, "the movie"),
@@ -480,20 +470,3 @@ def test_pairs_are_written_by_the_chat_template_of_a_backbone_that_has_one(
     assert sum(note in line for line in prepared.notes) == (way == "chat")
     recorded = parse_task(prepared.recipe.task).template
     assert recorded == {"chat": None, "plain": "{text}\n", "off": "{text}"}[way]
-
-
-def test_a_prompt_is_written_as_in_training(backbones, adapterhub, tmp_path):
-    data = write_json_lines(tmp_path / "rows.jsonl", [ALPACA] * 20)
-    code, _, err = adapterhub(
-        "train", "--backbone", backbones("llama"), "--task", "causal-lm(new_tokens=4)",
-        "--train", data, "--eval", data, "--output", tmp_path / "run", "train.max_steps=1",
-        "train.report=false", "train.tensorboard=false",
-    )  # fmt: skip
-    assert code == 0, err
-    assert err.count("written by the tokenizer's chat template") == 1
-    assert read_training_record(tmp_path / "run").task.template is None
-    opened = open_adapter(tmp_path / "run")
-    example = opened.task.example(["the movie"], read_training_record(tmp_path / "run").data)
-    (row,) = opened.task.encode([example], opened.setting, labelled=False).rows
-    words = opened.setting.tokenizer.decode(row["input_ids"]).split()
-    assert words == ["user", ":", "the", "movie", "</s>", "assistant", ":"]

@@ -14,7 +14,7 @@ from adapterhub.data.text_pairs import TextPair
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.embedding import SCORES, TEXTS, Embedded, nearest_passages
-from tests.kit.data import read_error, write_json_lines
+from tests.kit.data import write_json_lines
 
 PAIRS = [TextPair("the movie", "a film"), TextPair("very bad", "awful", ("good", "the end"))]
 SCORED = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (0.1, 0.9)]
@@ -64,19 +64,15 @@ def test_a_batch_has_the_texts_of_all_columns(loaded):
     assert not np.allclose(np.linalg.norm(predicted[0].vectors, axis=1), 1, atol=1e-5)
 
 
-def test_equal_texts_have_one_number(loaded):
+def test_equal_texts_have_one_number_and_prefixes(loaded):
     rows, setting = [TextPair("a", "b"), TextPair("b", "c")], Setting(loaded[1], 32)
     batch = parse_task("embedding").encode(rows, setting, labelled=True).batch([0, 1])
     (a, b), (same, c) = batch[TEXTS].tolist()
     assert b == same
     assert len({a, b, c}) == 3
-
-
-def test_prefixes(loaded):
-    _, tokenizer = loaded
     task = parse_task("embedding(query_prefix='the ', passage_prefix='a ')")
-    rows = task.encode(PAIRS[1:], Setting(tokenizer, 32), labelled=True).rows
-    assert task.show_row(rows[0], Setting(tokenizer, 32)) == {
+    rows = task.encode(PAIRS[1:], setting, labelled=True).rows
+    assert task.show_row(rows[0], setting) == {
         "anchor": "[CLS] the very bad [SEP]",
         "positive": "[CLS] a awful [SEP]",
         "negative 1": "[CLS] a good [SEP]",
@@ -114,19 +110,10 @@ def test_what_a_prediction_prints():
     json.dumps(Embedded(np.ones((1, 6), np.float32)).as_dict())
 
 
-def test_what_is_refused(tmp_path, backbones):
-    with pytest.raises(ConfigError, match="temperature is 0"):
-        parse_task("embedding(temperature=0)")
+def test_the_pooling_is_that_of_the_training_of_the_backbone(loaded, backbones):
     model, _ = ah.load_backbone(str(backbones("t5")), task="features")
     with pytest.raises(ConfigError, match="encoder-decoder"):
         parse_task("embedding").for_model(model)
-    text = json.dumps({"anchor": "a", "positive": "b"})
-    assert "without a negative" in read_error("embedding(loss_type=triplet)", tmp_path / "a", text)
-    text = json.dumps({"sentence1": "a", "sentence2": "b", "score": 4.5})
-    assert "no cosine reaches" in read_error("embedding(loss_type=cosine)", tmp_path / "b", text)
-
-
-def test_the_pooling_is_that_of_the_training_of_the_backbone(loaded):
     minilm, _ = ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="embedding")
     assert parse_task("embedding").for_model(minilm).pooling == "mean"
     assert parse_task("embedding(pooling=last)").for_model(minilm).pooling == "last"

@@ -84,8 +84,7 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     check_report(run, manifest)
 
     def printed(*words):
-        out = succeeded(adapterhub(*words))
-        return out
+        return succeeded(adapterhub(*words))
 
     metrics = json.loads(printed("eval", run, "--data", file, "--json"))
     del metrics["intervals"]

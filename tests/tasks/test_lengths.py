@@ -15,11 +15,8 @@ from adapterhub.status import Display, showing
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.base import encode_whole, longest_row, lost_tokens, truncate
 from adapterhub.tasks.common.preview import (
-    learned_line,
     removed_text,
-    tags_line,
     token_texts,
-    tokens_line,
 )
 from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
@@ -147,32 +144,12 @@ def test_the_numbers_of_one_text(backbone):
     assert [len(row["labels"]) for row in encoded.rows] == [3, 2]
 
 
-def test_special_tokens_and_tags_are_shown(backbone):
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    ids = tokenizer("the movie")["input_ids"]
-    assert tokens_line(ids, tokenizer) == "[CLS] the movie [SEP]"
-    tags = tags_line(ids, [-100, 0, 1, -100], ("O", "B-x"), tokenizer)
-    assert tags == "[CLS] the/O movie/B-x [SEP]"
-
-
 def test_bytes_are_words_and_characters():
     inner = Tokenizer(models.BPE({"Ġgood": 0, "Ã": 1, "©": 2, "Ã©": 3, "Ċ": 4, "a": 5}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel()
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
     assert token_texts([0, 3, 4, 5, 1], tokenizer) == ["▁good", "é", "\\n", "a", "Ã"]
-
-
-@pytest.mark.parametrize(
-    ("labels", "text"), [([-100, -100, 0, 1], "·x2 {} {}"), ([0, -100, 1], "{} · {}"), ([], "")]
-)
-def test_ignored_positions_are_dots(labels, text):
-    tokenizer = word_tokenizer()
-    words = ("the", "movie")
-    ids = [
-        label if label < 0 else tokenizer.convert_tokens_to_ids(words[label]) for label in labels
-    ]
-    assert learned_line(ids, tokenizer) == text.format(*words)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,11 @@ def test_labels_are_named_checked_and_weighted(folders):
 def test_an_adapter_belongs_to_its_processor(name, kind, setting, value, backbones, tmp_path):
     options = {"task": name, "labels": () if "text" in name else ("a", "b", "c")}
     model, processor = load_backbone(str(backbones(kind)), **options)
-    ah.attach(model, "lora", name="one").save(tmp_path / "a")
+    adapter = ah.attach(model, "lora", name="one")
+    if kind == "whisper":  # its classifier has an encoder where others have the base model
+        assert list(adapter.head.own) == ["projector", "classifier"]
+        assert {placed.site.stack for placed in adapter.placed} == {"encoder"}
+    adapter.save(tmp_path / "a")
     recorded = json.loads((tmp_path / "a/adapter.json").read_text())["processor"]
     assert len(recorded) == 64
     ah.load(load_backbone(str(backbones(kind)), **options)[0], tmp_path / "a")
@@ -216,7 +220,7 @@ def test_only_the_beginning_of_long_sounds_is_heard(folders, backbones, tmp_path
         predictor.evaluate(task.read(str(folders[SOUNDS]), DataOptions(), "train"))
 
 
-@pytest.mark.parametrize("kind", HEARING)
+@pytest.mark.parametrize("kind", HEARING[::2])
 def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, backbones, folders, tmp_path):
     run, tones = tmp_path / "run", folders[SOUNDS]
     succeeded(adapterhub(
@@ -226,16 +230,6 @@ def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, backbones, folder
     ))  # fmt: skip
     out = succeeded(adapterhub("predict", run, tones / "low/0.wav"))
     assert out.split()[0] in CLASSES[SOUNDS]
-
-
-def test_the_head_of_whisper_is_the_adapters(backbones):
-    """Its classifier has an encoder where other classes have the base model."""
-    model, _ = load_backbone(
-        str(backbones("whisper")), task="audio-classification", labels=CLASSES[SOUNDS]
-    )
-    adapter = ah.attach(model, "lora")
-    assert list(adapter.head.own) == ["projector", "classifier"]
-    assert {placed.site.stack for placed in adapter.placed} == {"encoder"}
 
 
 def test_every_broken_file_is_told(tmp_path):

@@ -45,14 +45,6 @@ def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
     )
 
 
-@pytest.mark.parametrize("word", ["good", "unheard", "bad unheard"])
-def test_label_words_must_be_told_apart(backbones, word):
-    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
-    task = parse_task({"prompted": {"words": {"pos": "good", "neg": word}}})
-    with pytest.raises(ConfigError, match="a different word"):
-        task.encode([Example("a film", None, "pos")], Setting(tokenizer, 32), labelled=True)
-
-
 WORDS = {"0": "very bad", "1": "good", "2": "a dull film"}
 TEXTS = ("the movie was", "a plot", "the actor is very very")
 
@@ -134,8 +126,12 @@ def test_few_shot_examples_precede_the_prompt(backbones, kind):
     assert [text.count("movie") for text in found] == [2, 2, 2]
 
 
-def test_few_shot_examples_that_do_not_fit(backbones):
+def test_words_and_few_shot_examples_that_do_not_fit(backbones):
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    for word in ("good", "unheard", "bad unheard"):
+        task = parse_task({"prompted": {"words": {"pos": "good", "neg": word}}})
+        with pytest.raises(ConfigError, match="a different word"):
+            task.encode([Example("a film", None, "pos")], Setting(tokenizer, 32), labelled=True)
     task = parse_task(PROMPT % "masked-lm")
     train = [Example("dull movie", None, "neg")] * 9 + [Example("movie", None, "pos")]
     with pytest.raises(DataError, match="too few") as error:
@@ -203,6 +199,11 @@ def dump_options(task):
 
 
 def test_texts_are_cut_and_examples_are_not(backbones):
+    """Nor are they more than there are; a chat of four messages is not one."""
+    for few, rows in (("seq2seq", TRAIN), ("causal-lm(data=chat)", CHATS)):
+        with pytest.raises(DataError, match="too few"):
+            parse_task(few).with_shots(rows, 4, seed=0)
+    assert parse_task("causal-lm(data=chat)").with_shots(CHATS, 3, seed=0)
     for spec, kind in (("seq2seq", "t5"), (PLAIN, "llama")):
         tokenizer = AutoTokenizer.from_pretrained(backbones(kind))
         long = Example("the film was very dull " * 9, None, "bad")
@@ -217,14 +218,6 @@ def test_texts_are_cut_and_examples_are_not(backbones):
             task.encode([long], Setting(tokenizer, 12, positions=9), labelled=False)
 
 
-def test_examples_that_cannot_be():
-    with pytest.raises(DataError, match="too few"):
-        parse_task("seq2seq").with_shots(TRAIN, 4, seed=0)
-    assert parse_task("causal-lm(data=chat)").with_shots(CHATS, 3, seed=0)
-    with pytest.raises(DataError, match="too few"):  # a chat of four messages is not one
-        parse_task("causal-lm(data=chat)").with_shots(CHATS, 4, seed=0)
-
-
 def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
     setting = Setting(shot_tokenizer(backbones, "llama"), 12)
     task = parse_task(PLAIN)
@@ -237,8 +230,6 @@ def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
 
 @pytest.fixture
 def printed(adapterhub):
-    """Return a function that runs a command, which ends well, and returns what it printed."""
-
     return lambda *words: succeeded(adapterhub(*words))
 
 

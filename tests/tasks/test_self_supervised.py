@@ -271,14 +271,6 @@ def test_the_target_is_the_original(spec):
         assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
 
 
-def test_noise_depends_only_on_the_seed_the_epoch_and_the_row():
-    data = encoded("denoising", "the movie was very good " * 8, count=2)
-    first, again, later = (data.batch([0, 1], epoch)["input_ids"] for epoch in (0, 0, 1))
-    assert first.equal(again)
-    assert first.shape != later.shape or not first.equal(later)
-    assert first[0].tolist() != first[1].tolist()
-
-
 def test_masking_and_deletion_change_a_share():
     tokenizer, text = word_tokenizer(), "the movie was very good " * 4
     for ids, original in noised(NONE.format("mask", 0.25), text, rows=20):

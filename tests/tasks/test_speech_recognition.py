@@ -113,7 +113,13 @@ def test_targets_end(speech, loaded):
         assert [row["labels"][-1] for row in rows] == [end] * 4
 
 
-def test_letters_are_those_of_the_vocabulary(speech, loaded):
+def test_letters_are_those_of_the_vocabulary(speech, loaded, tmp_path):
+    for letters, expected in (("ABC", "AB|C"), ("Aabc", "ab|c")):
+        vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "|", *letters]
+        (tmp_path / "vocab.json").write_text(json.dumps({v: i for i, v in enumerate(vocabulary)}))
+        tokenizer = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
+        (ids,) = letter_ids(["ab, c"], tokenizer)
+        assert "".join(tokenizer.convert_ids_to_tokens(ids)) == expected
     _, processor = loaded("speech-ctc")
     files = files_of(speech)
     spelled = [files[0].with_label("A bad, bad ace!"), files[1].with_label("  bed\tBED ")]
@@ -127,7 +133,7 @@ def test_letters_are_those_of_the_vocabulary(speech, loaded):
         assert text in str(error.value)
 
 
-def test_blanks_separate_equal_letters(speech, loaded):
+def test_blanks_separate_equal_letters_and_the_head_is_the_backbones(speech, loaded):
     model, processor = loaded("speech-ctc")
     frames = processor.tokenizer.convert_tokens_to_ids(["e", "e", "b", "<pad>", "b", "<pad>"])
 
@@ -141,15 +147,9 @@ def test_blanks_separate_equal_letters(speech, loaded):
     finally:
         handle.remove()
     assert {each.text for each in found} == {"ebb"}
-
-
-@pytest.mark.parametrize(("letters", "expected"), [("ABC", "AB|C"), ("Aabc", "ab|c")])
-def test_the_case_is_that_of_the_vocabulary(letters, expected, tmp_path):
-    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "|", *letters]
-    (tmp_path / "vocab.json").write_text(json.dumps({v: i for i, v in enumerate(vocabulary)}))
-    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
-    (ids,) = letter_ids(["ab, c"], tokenizer)
-    assert "".join(tokenizer.convert_ids_to_tokens(ids)) == expected
+    adapter = ah.attach(model, "lora")
+    assert adapter.head is None
+    assert not any("lm_head" in name for name in adapter.tensors())
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -204,7 +204,7 @@ def test_long_sounds_are_refused(speech, loaded):
     assert "speech-recognition(seconds=1)" in str(error.value)
 
 
-def test_the_language_is_named(loaded):
+def test_the_language_is_named_and_there_is_a_tokenizer(loaded):
     whisper, processor = loaded("speech-whisper")
     with pytest.raises(ConfigError, match="writes several languages") as error:
         TASK.for_model(whisper)
@@ -212,28 +212,15 @@ def test_the_language_is_named(loaded):
     assert ENGLISH.for_model(whisper) is ENGLISH
     assert TASK.for_model(loaded("speech-ctc")[0]) is TASK
     _, moonshine = loaded("speech-moonshine")
+    file = [MediaFile("0" * 64, "ab", "a.wav", "a.wav", seconds=0.3)]
     for tokenizer, language, words in (
         (processor, "xx", "none of the backbone's"), (moonshine, "en", "no languages to choose"),
     ):  # fmt: skip
         task = dataclasses.replace(TASK, language=language)
         with pytest.raises(ConfigError, match=words):
-            task.encode([_file()], Setting(tokenizer, 128), labelled=True)
-
-
-def _file():
-    return MediaFile("0" * 64, "ab", "a.wav", "a.wav", seconds=0.3)
-
-
-def test_a_backbone_without_a_tokenizer_is_refused():
+            task.encode(file, Setting(tokenizer, 128), labelled=True)
     with pytest.raises(ConfigError, match="has not learned to generate text"):
-        TASK.encode([_file()], Setting(media.sound_extractor("wav2vec2"), 128), labelled=False)
-
-
-def test_the_head_of_ctc_is_the_backbones(loaded):
-    model, _ = loaded("speech-ctc")
-    adapter = ah.attach(model, "lora")
-    assert adapter.head is None
-    assert not any("lm_head" in name for name in adapter.tensors())
+        TASK.encode(file, Setting(media.sound_extractor("wav2vec2"), 128), labelled=False)
 
 
 @long_table("name", ["speech-whisper", "speech-moonshine"], 2)

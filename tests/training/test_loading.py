@@ -142,7 +142,7 @@ def test_a_backbone_is_loaded_and_rows_are_encoded_once(
 def test_a_backbone_after_a_run_that_failed_and_a_head_that_cannot_be_drawn_again(
     recipe, tmp_path, counted, monkeypatch
 ):
-    """The first is shared, and the second is loaded again."""
+    """The former is shared, and one with the latter is loaded each time."""
     seeded = replace(recipe, seed=1)
     expected = [train(each, tmp_path / f"alone-{each.seed}") for each in (recipe, seeded)]
     shared = SharedLoader()
@@ -159,8 +159,10 @@ def test_a_backbone_after_a_run_that_failed_and_a_head_that_cannot_be_drawn_agai
         draw(backbone)
 
     monkeypatch.setattr(TransformersBackbone, "initialize_again", otherwise)
-    assert train(seeded, tmp_path / "shared", shared) == expected[1]
-    assert counted["_load"] == 2
+    shared = SharedLoader()
+    for each, found in zip((recipe, seeded), expected, strict=True):
+        assert train(each, tmp_path / f"again-{each.seed}", shared) == found
+    assert counted["_load"] == 3
 
 
 def test_frozen_layers_are_computed_once_for_all_runs(recipe, tmp_path):
@@ -403,7 +405,8 @@ def load_tiny(name: str, folder: Path, dtype: str, attention: str | None) -> Pre
 
 def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(recipe_of, fastest, tmp_path):
     fastest(Kernels("bf16", EAGER))
-    load_tiny("deberta", tmp_path / "deberta", "fp32", None)
+    tiny_models.usual_model("deberta", num_labels=2).save_pretrained(tmp_path / "deberta")
+    word_tokenizer().save_pretrained(tmp_path / "deberta")
     prepared = prepare(recipe_of(f"backbone={tmp_path / 'deberta'}"))
     assert prepared.model.dtype == torch.float32
     assert prepared.recipe.dtype == "fp32"
