@@ -237,12 +237,16 @@ def adapterhub(monkeypatch, capsys):
 
 @pytest.fixture
 def train(adapterhub, backbone, data, tmp_path):
-    """Return a function that runs `adapterhub train` on the tiny backbone and data."""
+    """Return a function that runs `adapterhub train` on the tiny backbone and data, or others."""
 
-    def run(*arguments: object, output: Path | None = None) -> tuple[int, str, str]:
-        files = ("--train", data[0], "--eval", data[1], "--output", output or tmp_path / "run")
+    def run(
+        *arguments: object, output: Path | None = None,
+        folder: Path = backbone, file: object = None,
+    ) -> tuple[int, str, str]:  # fmt: skip
+        files = ("--train", file or data[0], "--eval", file or data[1])
         options = ("train.tensorboard=false", "train.report=false")  # a report takes half a second
-        return adapterhub("train", "--backbone", backbone, *files, *options, *arguments)
+        where = ("--backbone", folder, *files, "--output", output or tmp_path / "run")
+        return adapterhub("train", *where, *options, *arguments)
 
     return run
 

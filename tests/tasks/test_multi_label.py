@@ -116,18 +116,15 @@ def test_metrics_are_those_of_sklearn():
         assert metrics[f"{average}_f1"] == f1_score(*matrices, average=average)
 
 
-def test_the_problem_type_travels_with_the_adapter(backbone, adapterhub, tmp_path):
+def test_the_problem_type_travels_with_the_adapter(backbone, train, adapterhub, tmp_path):
     """Merged and exported models say it, too."""
 
     def ok(*words):
         return succeeded(adapterhub(*words))
 
-    file, run = several(tmp_path), tmp_path / "run"
-    ok(
-        "train", "--backbone", backbone, "--task", "multilabel", "--train", file, "--eval", file,
-        "--output", run, "--quiet", "train.epochs=12", "train.learning_rate=1e-2",
-        "train.tensorboard=false", "train.report=false",
-    )  # fmt: skip
+    run = tmp_path / "run"
+    words = ("--task", "multilabel", "train.epochs=12", "train.learning_rate=1e-2")
+    succeeded(train(*words, file=several(tmp_path)))
     manifest, kind = Saved.at(run / "adapter").manifest, "multi_label_classification"
     assert (manifest.task, manifest.labels) == ("multi-label", ("good", "strong"))
     assert (manifest.head.kind, manifest.head.problem_type) == ("multi-label", kind)

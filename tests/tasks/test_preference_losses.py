@@ -10,7 +10,7 @@ import torch
 
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.preference_losses import LOSSES, Responses
 from adapterhub.tasks.preference import LABELS, LIKED
@@ -117,21 +117,6 @@ def test_the_weight_of_the_next_token_loss_is_added():
         for w in (0, 0.3)
     )
     assert (added - alone).tolist() == pytest.approx([0.3 * NEXT_TOKEN] * 2, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("loss_type=ipo, label_smoothing=0.1", "ipo does not read label_smoothing"),
-        ("loss_type=exo_pair", "infinite without label_smoothing"),
-        ("loss_type=kto, sft_weight=1", "kto reads rated responses"),
-        ("sft_weight=-1", "sft_weight"),
-        ("undesirable_weight=nan", "undesirable_weight"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_task(f"preference({options})")
 
 
 # Rated responses

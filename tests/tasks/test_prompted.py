@@ -19,7 +19,6 @@ from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.language_models import text_before
 from adapterhub.tasks.prompted import Prompted
 from tests.kit.data import CHAT_TEMPLATE, sentences, words_of, write_json_lines
-from tests.kit.session import succeeded
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 
@@ -228,58 +227,47 @@ def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
     assert text_before("good\n\nmovie 1 is", ("\n\n",)) == "good"
 
 
-@pytest.fixture
-def printed(adapterhub):
-    return lambda *words: succeeded(adapterhub(*words))
+SERVED = {
+    "scores": "prompted(model=causal-lm, template='a 0 {text} is {mask}', shots=1, "
+    "words={0: bad plot, 1: good film})",
+    "generated": "causal-lm(template='{text} is ', shots=2, new_tokens=4, generate=true)",
+}
 
 
-def test_labels_of_several_tokens_are_learned_and_served(printed, backbones, tmp_path):
-    """With examples from the training rows, which the adapter keeps."""
-    rows = [{"text": text, "label": int(label == "pos")} for text, label in sentences(48)]
-    file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    words = "words={0: bad plot, 1: good film}"
-    task = f"prompted(model=causal-lm, template='a 0 {{text}} is {{mask}}', shots=1, {words})"
-    printed(
-        "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
-        "--task", task, "--output", tmp_path / "run", "train.epochs=20",
-        "train.report=false", "train.learning_rate=0.01", "train.batch_size=8",
-    )  # fmt: skip
-    kept = open_adapter(tmp_path / "run").task.examples
-    assert [label for _, label in kept] == ["0", "1"]
+@pytest.mark.parametrize("key", SERVED)
+def test_examples_of_the_training_rows_are_kept_and_served(
+    key, train, adapterhub, backbones, tmp_path
+):
+    """With labels of several tokens, whose prefix is kept between requests, and written ones."""
+    rows = [
+        {"text": text, "label": int(label == "pos") if key == "scores" else text.split()[-1]}
+        for text, label in sentences(24)
+    ]
+    file, run = write_json_lines(tmp_path / "rows.jsonl", rows), tmp_path / "run"
+    words = ("--task", SERVED[key], "train.epochs=1")
+    succeeded(train(*words, folder=backbones("llama"), file=file))
+    kept = open_adapter(run).task.examples
+    assert len(kept) == 2
     assert {text for text, _ in kept} <= {row["text"] for row in rows}
-    out = printed("predict", tmp_path / "run", "--json", "the film was dull")
-    assert set(scores := json.loads(out)["scores"]) == {"0", "1"}
-    out = printed("eval", tmp_path / "run", "--data", file, "--json")
-    assert json.loads(out)["accuracy"] > 0.75
-    with Engine(backbones("llama")) as engine:
-        for _ in range(3):
-            served = engine.submit(str(tmp_path / "run/adapter"), "the film was dull").result(30)
-            assert served["scores"] == pytest.approx(scores, abs=1e-4)
-        (model,) = engine.adapters.models.classes.values()
-        assert model._prefix[1].prefix.length > 15, "kept between requests"
-
-
-def test_generated_answers_with_examples_are_trained_and_served(printed, backbones, tmp_path):
-    rows = [{"text": text, "label": text.split()[-1]} for text, _ in sentences(24)]
-    file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    printed(
-        "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
-        "--task", "causal-lm(template='{text} is ', shots=2, new_tokens=4, generate=true)",
-        "--output", tmp_path / "run", "train.epochs=1", "train.report=false",
-    )  # fmt: skip
-    predictor = open_adapter(tmp_path / "run")
-    assert len(predictor.task.examples) == 2
     prompt = "the film was dull"
-    expected = predictor.predict(prompt).text
+    expected = json.loads(succeeded(adapterhub("predict", run, "--json", prompt)))[key]
+    metrics = json.loads(succeeded(adapterhub("eval", run, "--data", file, "--json")))
     with Engine(backbones("llama")) as engine:
-        adapter = str(tmp_path / "run/adapter")
-        assert engine.submit(adapter, prompt).result(30)["generated"] == expected
+        served = [engine.submit(str(run / "adapter"), prompt).result(30)[key] for _ in range(3)]
+        if key == "scores":
+            assert [label for _, label in kept] == ["0", "1"]
+            assert served == [pytest.approx(expected, abs=1e-4)] * 3
+            assert "accuracy" in metrics
+            (model,) = engine.adapters.models.classes.values()
+            assert model._prefix[1].prefix.length > 15
+            return
+        assert served == [expected] * 3
         messages = [{"role": "user", "content": prompt}]
         options = GenerationOptions(max_tokens=4, temperature=0)
-        written = engine.generate(adapter, messages, options).result(30)
+        written = engine.generate(str(run / "adapter"), messages, options).result(30)
         assert written.text.strip() == expected
-    out = printed(
-        "eval", "--backbone", backbones("llama"), "--data", file, "--examples", file, "--json",
-        "--shots", 2, "--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)",
-    )  # fmt: skip
-    assert {"exact_match", "loss"} <= json.loads(out).keys()
+    task = ("--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)", "--json")
+    shots = ("--examples", file, "--shots", 2)
+    command = ("eval", "--backbone", backbones("llama"), "--data", file, *shots, *task)
+    out = succeeded(adapterhub(*command))
+    assert json.loads(out).keys() == metrics.keys() >= {"exact_match", "loss"}

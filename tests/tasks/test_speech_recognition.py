@@ -224,15 +224,13 @@ def test_the_language_is_named_and_there_is_a_tokenizer(loaded):
 
 
 @long_table("name", ["speech-whisper", "speech-moonshine"], 2)
-def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path):
+def test_a_decoder_learns_to_write(name, adapterhub, train, backbones, speech, tmp_path):
     """A run on four phrases ends without an error in any word; `predict` writes them."""
     run = tmp_path / "run"
     task = "speech-recognition(language=en)" if "whisper" in name else "asr"
-    succeeded(adapterhub(
-        "train", "--backbone", backbones(name), "--task", task, "--train", speech, "--eval", speech,
-        "--output", run, "--method", "full", "train.max_steps=160", "train.eval_every=80",
-        "train.learning_rate=3e-3", "train.report=false", "train.tensorboard=false", "--quiet",
-    ))  # fmt: skip
+    options = ("train.max_steps=160", "train.eval_every=80", "train.learning_rate=3e-3")
+    words = ("--task", task, "--method", "full", *options)
+    succeeded(train(*words, folder=backbones(name), file=speech))
     manifest = json.loads((run / "adapter/adapter.json").read_text())
     assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0}
     out = succeeded(adapterhub("predict", run, speech / "1.wav", speech / "2.wav"))

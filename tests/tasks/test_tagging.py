@@ -212,19 +212,21 @@ def test_plain_tags_are_scored_by_accuracy_and_macro_f1():
     assert cut["accuracy"] == 0.8
 
 
-def trained(adapterhub, backbone, file, output):
+@pytest.fixture
+def learn(train, adapterhub, tmp_path):
     """Train a tagger until it knows its rows; return what is printed, and its metrics."""
-    words = ("--backbone", backbone, "--epochs", 20, "--lr", 0.02, "--batch-size", 8)
-    options = ("--output", output, "train.tensorboard=false", "train.report=false")
-    code, out, err = adapterhub(
-        "train", file, "--task", "tagging", "--eval", file, *words, *options
-    )
-    assert code == 0, err
-    _, metrics, _ = adapterhub("eval", output, "--data", file, "--json")
-    return out + err, json.loads(metrics)
+
+    def learn(file):
+        options = ("--epochs", 20, "--lr", 0.02, "--batch-size", 8)
+        code, out, err = train("--task", "tagging", *options, file=file)
+        assert code == 0, err
+        _, metrics, _ = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
+        return out + err, json.loads(metrics)
+
+    return learn
 
 
-def test_a_run_says_the_scheme_once_and_records_it(adapterhub, backbone, tmp_path):
+def test_a_run_says_the_scheme_once_and_records_it(learn, adapterhub, tmp_path):
     """Predictions have the tags of the data; words without entities are tagged, too."""
     rows = [
         ("the movie was very good", ("O", "S-film", "O", "B-mood", "E-mood")),
@@ -232,7 +234,7 @@ def test_a_run_says_the_scheme_once_and_records_it(adapterhub, backbone, tmp_pat
     ]
     tagged = [{"tokens": text.split(), "tags": tags} for text, tags in rows * 12]
     file = write_json_lines(tmp_path / "a.jsonl", tagged)
-    said, metrics = trained(adapterhub, backbone, file, tmp_path / "run")
+    said, metrics = learn(file)
     assert said.count("the tags are BIOES") == 1
     assert metrics["f1"] == 1.0
     assert ah.open(tmp_path / "run").task.scheme == "bioes"
@@ -243,12 +245,12 @@ def test_a_run_says_the_scheme_once_and_records_it(adapterhub, backbone, tmp_pat
     assert found == [("film", "movie"), ("mood", "very good")]
 
 
-def test_a_run_on_parts_of_speech(adapterhub, backbone, tmp_path):
+def test_a_run_on_parts_of_speech(learn, adapterhub, tmp_path):
     words = "1\tthe\t_\tDET\n2\tmovie\t_\tNOUN\n3\twas\t_\tAUX\n4\tgood\t_\tADJ\n"
     text = words.replace("\n", "\t_\t_\t_\t_\t_\t_\n") + "\n"
     file = tmp_path / "a.conllu"
     file.write_text(text * 8 + text.replace("movie", "plot") * 8, encoding="utf-8")
-    said, metrics = trained(adapterhub, backbone, file, tmp_path / "run")
+    said, metrics = learn(file)
     assert said.count("the tags are of words") == 1
     assert metrics["macro_f1"] == metrics["accuracy"] == 1.0
     _, out, _ = adapterhub("predict", tmp_path / "run", "the plot was good")

@@ -309,7 +309,6 @@ def recipe(recipe_with) -> Any:
 CASES = {
     "eva": ("method=lora(rank=4)", "train.init=eva"),
     "eva-ranks": ("method=lora(rank=4)", "train.init=eva-ranks"),
-    "lora-ga": ("method=lora-ga(rank=4)",),
     "corda": ("method=pissa(rank=4)", "train.init=corda"),
     "recomputed": ("method=lora-ga(rank=4)", "train.gradient_checkpointing=true"),
 }

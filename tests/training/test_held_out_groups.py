@@ -110,21 +110,19 @@ def test_a_study_tests_on_whole_groups(task, tmp_path):
     assert any("to test" in note and "of 24" in note for note in found.notes)
 
 
-def pictures(folder: Path, task: str):
+def test_rows_of_one_picture_stay_together(tmp_path):
     for i in range(COUNT):
-        Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / f"{i}.png")
-        Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / f"copy {i}.png")  # of the same bytes
-    names = [(i, f"{'copy ' * (j % 2)}{i}.png", j) for i in range(COUNT) for j in range(EACH)]
-    if task == "image-classification":
-        return [{"image": name, "label": "ab"[j // 2]} for _, name, j in names]
-    return [{"image": name, "question": f"why {j}?", "answer": "so"} for _, name, j in names]
-
-
-@pytest.mark.parametrize("task", ["image-classification", "image-text-to-text"])
-def test_rows_of_one_picture_stay_together(task, tmp_path):
-    data = read_data(recipe(written(tmp_path, pictures(tmp_path, task)), task))
-    train, held = groups_of(data, data.train, data.evaluation)
-    assert (len(train), len(held)) == (24, 6)
+        for copy in ("", "copy "):  # of the same bytes
+            Image.new("RGB", (4, 4), (i, 0, 0)).save(tmp_path / f"{copy}{i}.png")
+    names = [(f"{'copy ' * (j % 2)}{i}.png", j) for i in range(COUNT) for j in range(EACH)]
+    for task, row in (
+        ("image-classification", lambda j: {"label": "ab"[j // 2]}),
+        ("image-text-to-text", lambda j: {"question": f"why {j}?", "answer": "so"}),
+    ):
+        rows = [{"image": name} | row(j) for name, j in names]
+        data = read_data(recipe(written(tmp_path, rows), task))
+        train, held = groups_of(data, data.train, data.evaluation)
+        assert (len(train), len(held)) == (24, 6)
 
 
 def test_rows_with_two_labels_are_held_out_like_others(tmp_path):
@@ -192,26 +190,22 @@ def test_too_few_groups_are_told(tmp_path):
     assert len(data.evaluation) == 20
 
 
-def test_prompts_that_are_empty_are_no_group():
+def test_fewer_evaluation_rows_are_whole_queries(tmp_path):
+    data = read_data(recipe(written(tmp_path, rows_of("reranking")), "reranking"))
+    rows = data.train
+    for most, expected in ((1, EACH), (EACH, EACH), (10, 2 * EACH), (500, len(rows))):
+        some = sample_rows(data.task, rows, most, 0)
+        assert len(some) == expected
+        assert set(Counter(data.task.groups_of(some)).values()) == {EACH}
+
+
+def test_predictions_name_the_group_of_each_row():
+    """Prompts that are empty are none."""
     task = parse_task("preference")
     equal = [task.example([""], DataOptions())] * 40
     assert len(set(task.groups_of(equal))) == 1
     parts = [type(equal[0])("", f"c {j}", f"r {j}") for j in range(40)]
     assert len(set(task.groups_of(parts))) == 40
-
-
-def test_fewer_evaluation_rows_are_whole_queries(tmp_path):
-    task = parse_task("reranking")
-    source = written(tmp_path, rows_of("reranking"))
-    task, choice = task.fitted(source, DataOptions(), "train")
-    rows = task.read(source, choice.options, "train")
-    for most, expected in ((1, EACH), (EACH, EACH), (10, 2 * EACH), (500, len(rows))):
-        some = sample_rows(task, rows, most, 0)
-        assert len(some) == expected
-        assert set(Counter(task.groups_of(some)).values()) == {EACH}
-
-
-def test_predictions_name_the_group_of_each_row():
     task = parse_task("classification")
     examples = [task.example([f"t {i // 2}"], DataOptions()) for i in range(6)]
     found = outcomes_of(task, examples, [Scored("a", {"a": 0.9, "b": 0.1})] * 6, ["a", "b"], 0)

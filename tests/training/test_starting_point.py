@@ -110,22 +110,16 @@ def test_it_begins_with_the_tensors_of_the_other_and_records_it(recipe, first):
     assert read(Path(recipe.output).with_name("second") / "recipe.yaml").from_ == str(first)
 
 
-def test_a_published_one_is_found_by_its_name_and_its_version_recorded(recipe, first):
+def test_a_published_one_is_found_by_its_name_and_with_other_labels_the_head_is_new(
+    recipe, first, tmp_path
+):
     ah.publish(first, "helper")
-    manifest = Saved.at(run(second(recipe, "helper"), Reporter()).folder).manifest
-    assert manifest.training["from"]["name"] == "helper"
-    assert manifest.training["from"]["version"] == "v1"
-
-
-def test_with_other_labels_the_head_is_new(recipe, first, tmp_path):
     rows = [(f"text {n}", f"class{n % 3}") for n in range(60)]
-    source = write_tsv(tmp_path / "other.tsv", rows)
-    reporter = Notes()
-    run(second(recipe, first, data=replace(recipe.data, train=str(source), eval=None)), reporter)
-    assert any("a newly initialized head: the labels are others" in n for n in reporter.notes)
-
-
-def test_another_size_says_how_to_resize(recipe, first):
+    source = str(write_tsv(tmp_path / "other.tsv", rows))
+    other = second(recipe, "helper", data=replace(recipe.data, train=source, eval=None))
+    origin = Saved.at(run(other, notes := Notes()).folder).manifest.training["from"]
+    assert (origin["name"], origin["version"]) == ("helper", "v1")
+    assert notes.about("a newly initialized head: the labels are others")
     with pytest.raises(MismatchError, match="cannot start from") as error:
         prepare(second(recipe, first, method="lora(rank=4)"))
     assert "adapterhub combine ADAPTER --rank" in str(error.value)

@@ -7,7 +7,6 @@ import shutil
 import signal
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ import torch
 
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import load_backbone
-from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import Saved
@@ -30,76 +28,15 @@ from adapterhub.training.run import RunOutcome, prepare, run
 from adapterhub.training.task_mixture import (
     MixedRows,
     TaskMixture,
-    TaskRows,
-    TaskSwitch,
     mixed_order,
 )
 from tests.kit.data import HEADS, mixed_recipe, word_tokenizer, write_json_lines, write_tasks
 from tests.kit.runs import Notes, final_bytes, forks, killed, lines, quiet
-from tests.kit.tiny_models import model as tiny_model
-
-SETTING = Setting(word_tokenizer("<s>", "</s>"), 16, ("neg", "pos"))
 
 
 def mixture(second: str = "regression", weight: float = 1.0) -> TaskMixture:
     tasks = {"one": parse_task("classification"), "two": parse_task(second)}
     return TaskMixture(tasks, {"one": 1.0, "two": weight})
-
-
-def mixed_rows(
-    tasks: TaskMixture, labels: Sequence[str] = ("pos", "neg", "1.5", "2")
-) -> tuple[MixedRows, list[str]]:
-    """Return two rows of each task, and a list that gets the tasks that are entered."""
-    entered: list[str] = []
-    switch = TaskSwitch("one", entered.append)
-    texts = ["the movie was good", "a plot", "the end", "bad film"]
-    examples = [Example(text, None, label) for text, label in zip(texts, labels, strict=True)]
-    parts = {}
-    for name, own in (("one", examples[:2]), ("two", examples[2:])):
-        encoded = tasks.tasks[name].encode(own, SETTING, labelled=True)
-        parts[name] = TaskRows(
-            encoded.task, SETTING, encoded.examples, encoded.rows, encoded.owners, name, switch
-        )
-    rows = [row for part in parts.values() for row in part.rows]
-    return MixedRows(tasks, SETTING, tuple(examples), rows, (), parts, switch), entered
-
-
-def test_a_batch_enters_its_task():
-    rows, entered = mixed_rows(mixture())
-    assert rows.starts == (0, 2)
-    assert rows.sizes == {"one": 2, "two": 2}
-    assert rows.batch([3, 2])["labels"].tolist() == [2.0, 1.5]
-    assert rows.batch([0])["labels"].tolist() == [1]
-    assert entered == ["two", "one"]
-    assert rows.switch.current == "one"
-
-
-def test_the_loss_is_that_of_the_task_of_the_batch_times_its_weight():
-    tasks = mixture(weight=0.25)
-    rows, _ = mixed_rows(tasks)
-    loss = tasks.loss(rows)
-    assert loss is not None
-    output = SimpleNamespace(loss=torch.tensor(2.0))
-    for index, expected in ((0, 2.0), (2, 0.5)):
-        assert loss(output, rows.batch([index])) == expected
-    assert loss(SimpleNamespace(loss=None), {}) is None
-
-
-def test_each_task_is_evaluated_on_its_own_rows():
-    tasks = mixture("classification")
-    rows, entered = mixed_rows(tasks, labels=("pos", "neg", "pos", "pos"))
-    counts = {"one/neg": 1, "one/pos": 1, "two/neg": 0, "two/pos": 2}
-    assert tasks.label_counts(rows) == counts
-    model = tiny_model("bert", "classification", num_labels=2).eval()
-    predictions: list = []
-    metrics = tasks.evaluate(model, rows, 2, predictions)
-    assert entered == ["one", "two"]
-    assert [p.label for p in predictions] == [p.label for p in tasks.predict(model, rows, 2)]
-    assert len(predictions) == 4
-    mains = metrics["one/accuracy"], metrics["two/accuracy"]
-    assert metrics["mean"] == sum(mains) / 2
-    right = [p.label == e.label for p, e in zip(predictions, rows.examples, strict=True)]
-    assert mains == (sum(right[:2]) / 2, sum(right[2:]) / 2)
 
 
 def test_metrics_have_the_name_of_the_task_and_a_mean():
@@ -113,13 +50,10 @@ def test_metrics_have_the_name_of_the_task_and_a_mean():
     assert (losses.varies, mixture().varies) == (True, False)
     with pytest.raises(ConfigError, match="no mean"):
         mixture("masked-lm")
-
-
-def test_examples_have_no_task_in_common():
-    tasks = mixture()
+    tasks, setting = mixture(), Setting(word_tokenizer(), 16)
     for refused in (
         lambda: tasks.read("a.tsv", DataOptions(), "train"),
-        lambda: tasks.encode((), SETTING, labelled=True),
+        lambda: tasks.encode((), setting, labelled=True),
         lambda: tasks.metrics((), ()),
     ):
         with pytest.raises(ConfigError, match="no rows in common"):
@@ -187,7 +121,7 @@ def test_a_run_trains_every_head_and_each_opens_alone(ended):
         )
 
 
-def test_the_heads_share_all_other_tensors_and_a_weight_counts(ended, tmp_path):
+def test_the_heads_share_all_other_tensors(ended):
     recipe, outcome = ended
     model, _ = load_backbone(recipe.backbone, task="classification", labels=("a", "b"))
     first = load_folder(model, outcome.folder, head="mood")
@@ -196,11 +130,6 @@ def test_the_heads_share_all_other_tensors_and_a_weight_counts(ended, tmp_path):
     shared = [n for n in first.tensors() if not n.startswith("head.")]
     assert shared
     assert all(torch.equal(first.tensors()[n], second.tensors()[n]) for n in shared)
-    heavy = replace(recipe.tasks["length"], weight=5.0)
-    tasks = {**recipe.tasks, "length": heavy}
-    other = replace(recipe, output=str(tmp_path / "heavy"), tasks=tasks)
-    changed = run(other, Reporter())
-    assert Saved.at(changed.folder).read()[0].files != Saved.at(outcome.folder).read()[0].files
 
 
 def test_the_cache_of_frozen_layers_changes_nothing_beyond_bf16(backbone, tmp_path):
@@ -268,13 +197,8 @@ def test_tasks_that_pool_differently_are_refused(backbone, tmp_path):
         assert any(offender in line for line in error.value.offenders)
 
 
-def test_early_stopping_watches_the_mean_or_one_task(backbone, tmp_path):
-    words = ["train.epochs=8", "train.patience=1", "train.learning_rate=1e-9",
-             "train.head_learning_rate=1e-9"]  # fmt: skip
-    outcome = run(mixed_recipe(backbone, tmp_path, *words), Reporter())
-    assert outcome.result.stopped_early
-    words.append("train.best_metric=length/mse")
-    recipe = mixed_recipe(backbone, tmp_path / "mse", *words[2:], "train.epochs=2")
+def test_the_best_may_be_that_of_one_task(backbone, tmp_path):
+    recipe = mixed_recipe(backbone, tmp_path / "mse", "train.best_metric=length/mse")
     result = run(recipe, Reporter()).result
     assert result.best["length/mse"] == min(record["length/mse"] for record in result.history)
     with pytest.raises(ConfigError, match="lenth/mse"):
@@ -287,6 +211,14 @@ def test_the_plan_tells_the_steps_of_each_task(backbone, tmp_path):
     plan = plan_of(prepared)
     assert {each.name: each.rows for each in plan.tasks} == {"mood": 24, "thing-2": 20, "length": 9}
     assert [each.weight for each in plan.tasks] == [1.0, 1.0, 0.5]
+    counts = prepared.data.task.label_counts(prepared.train)
+    assert counts.keys() == {f"{name}/{label}" for name, own in HEADS.items() for label in own}
+    assert sum(counts.values()) == 24 + 20
+    output = SimpleNamespace(loss=torch.tensor(2.0))
+    for index, expected in ((0, 2.0), (-1, 1.0)):  # the loss is times the weight
+        batch = prepared.train.batch([range(53)[index]])
+        assert prepared.own_loss(output, batch) == expected
+    assert prepared.own_loss(SimpleNamespace(loss=None), {}) is None
     assert sum(each.steps for each in plan.tasks) == 20
     rows, epochs = batches_of(recipe, epochs=2)
     starts = [bisect_right(rows.starts, batch[0]) - 1 for epoch in epochs for batch in epoch]

@@ -6,7 +6,6 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,26 +105,6 @@ def test_the_loss_of_a_step_compares_with_the_teacher_alone(teacher, method, pla
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
     if (adapter := taught.teacher.adapter) is not None:
         assert not any(parameter.requires_grad for parameter in adapter.parameters())
-
-
-def test_the_loss_of_a_step_is_that_of_trl(place):
-    gkd = pytest.importorskip("trl.experimental.gkd").GKDTrainer
-    prepared = prepare(recipe_in(place, "teacher.divergence=jsd", teacher="of-llama"))
-    tiny_models.scramble(prepared.adapter, std=0.05)
-    engine = training_session(prepared, Reporter(), False).engine
-    batch = prepared.train.batch([0, 1, 2])
-    tensors = list(prepared.adapter.tensors().values())
-    teacher = AutoModelForCausalLM.from_pretrained(place / "llama")
-    ah.load(teacher, place / "of-llama" / "adapter", any_tokenizer=True)
-    trainer = SimpleNamespace(
-        teacher_model=teacher, beta=0.5, generalized_jsd_loss=gkd.generalized_jsd_loss
-    )
-    found, expected = engine.loss_of(batch), gkd.compute_loss(trainer, prepared.model, batch)
-    assert found.item() == pytest.approx(expected.item(), rel=2e-6)
-    for ours, other in zip(
-        torch.autograd.grad(found, tensors), torch.autograd.grad(expected, tensors), strict=True
-    ):
-        torch.testing.assert_close(ours, other, rtol=2e-6, atol=2e-6)
 
 
 def test_a_classifier_learns_the_probabilities_of_another(place):
