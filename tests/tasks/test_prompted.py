@@ -19,6 +19,7 @@ from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.language_models import text_before
 from adapterhub.tasks.prompted import Prompted
 from tests.kit.data import CHAT_TEMPLATE, sentences, words_of, write_json_lines
+from tests.kit.session import succeeded
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 
