@@ -43,15 +43,6 @@ def test_predictions_are_softmax_and_in_the_order_of_the_examples(backbones):
         assert str(prediction).startswith(f"{prediction.label} 0.")
 
 
-def test_labels_are_sorted_and_checked():
-    task = parse_task("classification")
-    assert task.labels([Example("x", None, "pos"), Example("y", None, "neg")]) == ("neg", "pos")
-    with pytest.raises(DataError, match="two or more classes"):
-        task.check(("pos",), [])
-    with pytest.raises(DataError, match="'other'"):
-        task.check(("neg", "pos"), [Example("x", None, "other")])
-
-
 def test_balanced_classes_have_the_same_total():
     counts = {"a": 6, "b": 3, "c": 1}
     assert weights_of({"b": 2.5}, {"a": 6, "b": 3}) == [1.0, 2.5]

@@ -14,7 +14,7 @@ from adapterhub.data.text_pairs import Comparison
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.preference import _log_probabilities
 from tests.kit import tiny_models
-from tests.kit.data import word_tokenizer, write_json_lines
+from tests.kit.data import word_tokenizer
 
 ROWS = [
     Comparison("the movie was", "very good", "bad"),
@@ -42,6 +42,8 @@ def test_orpo_reads_no_reference():
     assert not task.compares_with_reference
     rows = encoded(task)
     assert task.with_reference(tiny_llama(), rows, 4) is rows
+    chats = parse_task("preference(data=chat)")
+    assert chats.example(["a film"], DataOptions()).prompt == (("user", "a film"),)
 
 
 def test_log_probabilities_are_of_the_responses_alone():
@@ -75,24 +77,6 @@ def test_the_reference_is_the_model_with_the_adapter_off(method):
         assert other["reference"] != pytest.approx(row["reference"], abs=1e-2)
 
 
-def test_chats(tmp_path):
-    chat = [{"role": "user", "content": "the movie"}]
-    answers = [[{"role": "assistant", "content": text}] for text in ("good", "bad")]
-    whole = {"chosen": chat + answers[0], "rejected": chat + answers[1]}
-    parts = {"prompt": chat, "chosen": answers[0], "rejected": answers[1]}
-    for name, row in (("whole", whole), ("parts", parts)):
-        source = str(write_json_lines(tmp_path / f"{name}.jsonl", [row] * 3))
-        task, choice = parse_task("preference").fitted(source, DataOptions(), "train")
-        assert task.data == "chat"
-        (example, *_) = task.read(source, choice.options, "train")
-        assert example == Comparison((("user", "the movie"),), "good", "bad")
-        rows = task.encode([example], Setting(TOKENIZER, 32), labelled=True)
-        assert task.show_row(rows.rows[0], rows.setting) == {
-            "chosen": "·x7 good </s>", "rejected": "·x7 bad </s>",
-        }  # fmt: skip
-    assert task.example(["a film"], choice.options).prompt == (("user", "a film"),)
-
-
 def test_the_loss_is_minus_the_log_of_the_probability_of_the_choice():
     """P(chosen) = exp(s_c) / (exp(s_c) + exp(s_r)); trl's RewardTrainer has the same."""
     scores = torch.tensor([[1.0, -0.5], [0.2, 2.0]])  # chosen, rejected
@@ -119,10 +103,3 @@ def test_a_prediction_is_the_reward_of_one_response(backbone):
                 expected = model(ids).logits.item()
             assert prediction.value == pytest.approx(expected, abs=1e-5)
             assert prediction.value == pytest.approx(reward, abs=1e-5)
-
-
-def test_data_to_predict_on_has_one_response(tmp_path):
-    source = str(write_json_lines(tmp_path / "a.jsonl", [{"prompt": "p", "chosen": "c"}]))
-    options = DataOptions(text="prompt", label="chosen", pair="rejected")
-    rows = parse_task("reward").read(source, options, "eval", labelled=False)
-    assert rows == [Comparison("p", "c")]

@@ -26,8 +26,6 @@ def test_without_evaluation_data_rows_are_held_out(recipe_with, tmp_path):
         "in the same shares of each label"
     )
     assert held_out in data.notes
-    assert not {e.text for e in data.train} & {e.text for e in data.evaluation}
-    assert read_data(recipe_with("data.eval=null")) == data
     assert read_data(recipe_with("data.eval=null", "seed=1")) != data
     # Those of tasks without classes are held out by row.
     rows = [(f"text number {i}", f"{i}.5") for i in range(100)]
@@ -103,12 +101,6 @@ def test_the_evaluation_file_is_read_as_it_is(recipe_with, tmp_path):
     assert any(note.startswith("e.csv: comma-separated, cp1252") for note in data.notes)
     assert (data.options.text, data.options.label) == ("review", "stars")
     assert (data.options.delimiter, data.options.encoding, data.options.header) == (None,) * 3
-
-
-def test_duplicates_between_training_and_evaluation_are_told(recipe_with, data):
-    notes = read_data(recipe_with(f"data.eval={data[0]}")).notes
-    assert any("64 of 64 evaluation rows (100.0%) are also training rows" in n for n in notes)
-    assert len(notes) == len(set(notes)), "each is given once"
 
 
 def test_a_metric_that_the_task_lacks_is_refused(recipe_with):

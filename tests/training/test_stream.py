@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -217,23 +216,6 @@ def test_workers_give_the_same_batches_and_places(backbone, tmp_path, shards):
         assert alone.state() == helped.state()
     helped.close()
     assert torch.equal(torch.get_rng_state(), random), "dropout would differ after a resume"
-
-
-@pytest.mark.parametrize("world", [2, 5])
-def test_processes_draw_different_rows_that_together_are_all(backbone, tmp_path, world):
-    source = write_shards(tmp_path / "data", (30, 30))
-    prepared = prepare(streamed_recipe(backbone, tmp_path / "run", source))
-    seen: Counter[tuple[int, ...]] = Counter()
-    for rank in range(world):
-        batches = batches_of(prepared, rank=rank, world=world)
-        while True:
-            batch = batches[0]
-            if batches.place.cursor.turn > 0:
-                break
-            seen.update(texts(batch))
-    assert isinstance(prepared.train, StreamedRows)
-    assert seen == Counter(tuple(row["input_ids"]) for row in prepared.train.rows)
-    assert sum(seen.values()) == 60
 
 
 def test_a_streamed_run_learns_and_predicts(backbone, tmp_path, shards):
