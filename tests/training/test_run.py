@@ -48,6 +48,7 @@ def recipe(recipe_with) -> Recipe:
 
 
 def test_the_output_folder_has_every_file_of_a_run(recipe, tmp_path):
+    """A report adds its files, and changes no other."""
     output = tmp_path / "run"
     outcome = run(recipe, quiet(recipe))
     assert {path.name for path in output.iterdir()} == {
@@ -65,18 +66,14 @@ def test_the_output_folder_has_every_file_of_a_run(recipe, tmp_path):
     (method,) = training["recipe"]["method"]
     assert method["lora"]["rank"] == 2
     assert str(tmp_path) not in json.dumps(training)
-
-
-def test_a_report_adds_its_files_and_changes_no_other(recipe, tmp_path):
-    plain, shown = tmp_path / "run", tmp_path / "shown"
-    run(recipe, quiet(recipe))
+    shown = tmp_path / "shown"
     recipe = replace(recipe, output=str(shown), train=replace(recipe.train, report=True))
     outcome = run(recipe, quiet(recipe))
     assert outcome.page == shown / "report.html"
-    names = [{path.name for path in folder.iterdir()} for folder in (plain, shown)]
+    names = [{path.name for path in folder.iterdir()} for folder in (output, shown)]
     assert names[1] - names[0] == {"bag_of_words.json", "predictions.jsonl", "report.html"}
     for file in ("adapter/adapter.safetensors", "metrics.jsonl"):
-        assert (plain / file).read_bytes() == (shown / file).read_bytes()
+        assert (output / file).read_bytes() == (shown / file).read_bytes()
     assert outcome.words.record() == recorded_words(shown).record()
     assert outcome.words.lines[0] in (shown / "report.html").read_text().replace("A bag", "a bag")
     # A resume may turn the report off: nothing that is trained depends on it.
