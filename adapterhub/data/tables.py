@@ -100,9 +100,12 @@ def is_data_name(name: str) -> bool:
 
 
 def _key(source: str, options: DataOptions, split: str) -> object:
-    """Return the cache key of `read_table`: the current state of the file, and how it is read."""
-    path = Path(source)
-    stat = path.stat() if is_file(path) else None
+    """Return the cache key of `read_table`: the current state of the file, and how it is read.
+
+    Of a folder, it is the state of the table that describes it, or its own.
+    """
+    path = Path(metadata_file(source) or source)
+    stat = path.stat() if is_there(path) else None
     file = (stat.st_mtime_ns, stat.st_size) if stat else None
     return source, file, split, replace(options, train=None, eval=None, rows=None, labels=None)
 

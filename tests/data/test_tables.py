@@ -273,10 +273,14 @@ def test_links_are_followed_once(tmp_path):
 def test_the_table_that_describes_a_folder(tmp_path):
     source = files(tmp_path, "1.wav", "2.wav")
     assert metadata_file(source) is None
-    (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.wav", "text": "one"}\n')
-    assert metadata_file(source) == str(tmp_path / "metadata.jsonl")
-    table = read_table(source, DataOptions(), "train")
-    assert table.columns == ("file_name", "text")
+    used = [read_table(source, DataOptions(), "train")]
+    for text in ("one", "another"):  # it is read again, though the one before is in use
+        row = json.dumps({"file_name": "1.wav", "text": text})
+        (tmp_path / "metadata.jsonl").write_text(row)
+        assert metadata_file(source) == str(tmp_path / "metadata.jsonl")
+        used.append(read_table(source, DataOptions(), "train"))
+        assert used[-1].columns == ("file_name", "text")
+        assert [*used[-1].column("text")] == [text]
 
 
 def test_a_folder_without_pictures(tmp_path):
