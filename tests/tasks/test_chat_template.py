@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.recipe.recipe import read
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import dump_task
 from adapterhub.tasks.common.batches import IGNORED
@@ -450,16 +449,13 @@ def without_template(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize(("form", "way"), CELLS)
 def test_pairs_are_written_by_the_chat_template_of_a_backbone_that_has_one(
-    form, way, backbones, without_template, tmp_path
+    form, way, backbones, without_template, recipe_with, tmp_path
 ):
     task, row, text = FORMS[form]
     backbone = without_template if way == "plain" else backbones("llama")
-    data = str(write_json_lines(tmp_path / "rows.jsonl", [row] * 8))
-    flags = {
-        "backbone": str(backbone), "task": f"{task}({WAYS[way]})", "output": str(tmp_path / "run"),
-        "method": "lora(rank=1)", "data": {"train": data, "eval": data},
-    }  # fmt: skip
-    prepared = prepare(read(None, ["train.tensorboard=false"], flags))
+    data = write_json_lines(tmp_path / "rows.jsonl", [row] * 8)
+    words = (f"task={task}({WAYS[way]})", f"data.train={data}", f"data.eval={data}")
+    prepared = prepare(recipe_with("method=lora(rank=1)", *words, folder=backbone))
     encoded = prepared.train.rows[0]
     ids = encoded["responses"][0]["input_ids"] if "responses" in encoded else encoded["input_ids"]
     words = prepared.train.setting.tokenizer.decode(ids).split()

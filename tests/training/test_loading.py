@@ -25,7 +25,7 @@ from adapterhub.errors import TrainingError
 from adapterhub.loop.report import Reporter
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import dump_methods, parse_methods
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training import loading
 from adapterhub.training.loading import (
@@ -103,13 +103,12 @@ def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
 
 
 @pytest.mark.parametrize("name", sorted(CASES) if FULL_MATRIX else ["causal-lm", "masked-lm"])
-def test_every_task_ends_as_alone(name, backbones, tmp_path):
+def test_every_task_ends_as_alone(name, recipe_with, backbones, tmp_path):
     case = CASES[name]
-    source = str(case.data(tmp_path))
-    words = ["train.max_steps=3", "train.tensorboard=false", "train.report=false", "dtype=fp32"]
-    flags = {"backbone": str(backbones(case.backbone)), "output": "x", "task": case.task,
-             "data": {"train": source, "eval": source}}  # fmt: skip
-    recipe = read(None, ["method=houlsby", *words, *case.words], flags)
+    source = case.data(tmp_path)
+    words = ["train.max_steps=3", "train.tensorboard=false", "train.report=false", "dtype=fp32",
+             f"task={case.task}", f"data.train={source}", f"data.eval={source}"]  # fmt: skip
+    recipe = recipe_with("method=houlsby", *words, *case.words, folder=backbones(case.backbone))
     shared = SharedLoader()
     for seed in (0, 1):
         seeded = replace(recipe, seed=seed)
