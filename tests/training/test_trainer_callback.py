@@ -19,7 +19,7 @@ from tests.kit.matrix import example
 
 # What save_pretrained writes, and warns of: tests/adapters/test_model_methods.py.
 pytestmark = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")
-METHODS = ["lora", "full", "head", "prefix", "mam"]
+METHODS = ["lora", "full", "mam"]
 
 
 @pytest.fixture(autouse=True)
