@@ -15,7 +15,7 @@ from adapterhub.serving import Engine, GenerationOptions
 from tests.kit.data import json_lines, write_json_lines
 from tests.kit.selection import long_table
 from tests.kit.server import TaskExample, write_adapter
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 NOTHING = ["", " ", "\n\t", "\u00a0", "\u3000", "\u200b\u200e", None, float("nan")]
 KINDS = {
@@ -112,8 +112,7 @@ def test_the_command_line_names_the_file_and_the_line(
 ):
     folder = adapter(kind)
     refused(adapterhub("predict", folder, "a film", " "), "text 2")
-    code, out, err = adapterhub("predict", folder, "a film", " ", "--json", "--keep-empty")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", folder, "a film", " ", "--json", "--keep-empty"))
     assert [row.get("empty", False) for row in json_lines(out)] == [False, True]
     monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\na plot\n"))
     refused(adapterhub("predict", folder), "line 2")
@@ -133,7 +132,6 @@ def test_the_command_line_names_the_file_and_the_line(
         assert [row[name] is None for row in json_lines(output.read_text())] == missing
     words = ("predict", folder, "--input", table, "--output")
     assert adapterhub(*words, tmp_path / "no.parquet")[0] == 2
-    code, _, err = adapterhub(*words, tmp_path / "yes.parquet", "--keep-empty")
-    assert code == 0, err
+    succeeded(adapterhub(*words, tmp_path / "yes.parquet", "--keep-empty"))
     found = map(json.loads, pd.read_parquet(tmp_path / "yes.parquet")["prediction"])
     assert [each.get("empty", False) for each in found] == [False, True, True]

@@ -18,7 +18,7 @@ from adapterhub.training.run import prepare
 from tests.kit.data import json_lines, sentences, write_json_lines, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.server import TaskExample, write_adapter
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 LONG = " ".join(["the movie was very good"] * 60)
@@ -162,8 +162,7 @@ def test_predictions_read_what_the_backbone_reads(backbone, adapterhub, tmp_path
     assert json_lines(out)[0]["truncated"] == 73
     table, job = tmp_path / "in.parquet", tmp_path / "job.parquet"
     pd.DataFrame({"text": [inside, beyond]}).to_parquet(table)
-    code, _, err = adapterhub("predict", short_run, "--input", table, "--output", job)
-    assert code == 0, err
+    succeeded(adapterhub("predict", short_run, "--input", table, "--output", job))
     assert ["truncated" in cell for cell in pd.read_parquet(job)["prediction"]] == [False, True]
     file = write_tsv(tmp_path / "e.tsv", [(inside, "neg"), (beyond, "pos")])
     for words, cut in ((), "1 of 2 evaluation texts"), (("--max-length", 8), "2 of 2"):

@@ -19,6 +19,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import parse_task
 from tests.kit import tiny_models
 from tests.kit.server import write_adapter
+from tests.kit.session import succeeded
 from tests.kit.task_cases import partners
 
 TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
@@ -34,10 +35,11 @@ def saved(backbone: Path, tmp_path: Path):
 @pytest.mark.parametrize("how", POOLS)
 def test_the_folder_has_the_logits_of_the_adapter(saved, adapterhub, backbone, tmp_path, how):
     folder, out = saved(how), tmp_path / "merged"
-    code, text, err = adapterhub("merge", folder, "--output", out, "--backbone", backbone)
-    assert code == 0, err
-    assert f"SentenceTransformer({str(out)!r})" in text
-    assert "logits: neg, pos" in text
+    succeeded(
+        adapterhub("merge", folder, "--output", out, "--backbone", backbone),
+        f"SentenceTransformer({str(out)!r})",
+        "logits: neg, pos",
+    )
     live = open_adapter(folder, str(backbone))
     rows = live.setting.tokenizer(TEXTS, return_tensors="pt", padding=True)
     with torch.no_grad():
@@ -95,8 +97,7 @@ def test_vectors_of_a_merged_run_are_those_of_embed(task, adapterhub, backbone, 
         "train.tensorboard=false", "--quiet",
     )  # fmt: skip
     assert code == 0, err
-    code, text, err = adapterhub("merge", run, "--output", out)
-    assert code == 0, err
+    text = succeeded(adapterhub("merge", run, "--output", out))
     assert text.endswith("# vectors\n")
     spec = parse_task(task)
     model, tokenizer = ah.load_backbone(str(backbone), task="embedding")

@@ -21,7 +21,7 @@ from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
 from adapterhub.tasks import parse_task
 from tests.kit.selection import long_table
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import partners
 
 st = pytest.importorskip("sentence_transformers")
@@ -236,8 +236,7 @@ def test_an_adapter_trains_predicts_and_merges_over_all_of_it(encoders, adapterh
     close(ah.embed(model, tokenizer, texts(name)), found)
     assert np.shape(found) == np.shape(before)
     assert np.abs(np.asarray(found) - before).max() > 1e-3
-    code, _, err = adapterhub("merge", run, "--output", out)
-    assert code == 0, err
+    succeeded(adapterhub("merge", run, "--output", out))
     merged = st.SentenceTransformer(str(out), device="cpu")
     close(merged.encode(texts(name)), found, 1e-4)
     again, tokenizer = ah.load_backbone(str(out), task="embedding")
@@ -351,8 +350,7 @@ def test_every_command_tells_of_the_modules_or_refuses(encoders, adapterhub, bac
     with Engine(str(folder)) as engine, pytest.raises(BackboneError, match="not supported"):
         engine.submit(None, "good").result(60)
     shown += ", LayerNorm(24), Normalize"
-    code, out, _ = adapterhub("inspect", whole)
-    assert code == 0
+    out = succeeded(adapterhub("inspect", whole))
     assert shown in " ".join(out.split())
     assert shown in json.loads(adapterhub("inspect", whole, "--json")[1])["vectors"]
     code, _, err = adapterhub("eval", "--backbone", whole, "--task", "embedding", "--data", data)

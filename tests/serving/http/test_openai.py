@@ -1,4 +1,4 @@
-"""OpenAI's client, unmodified: chats and texts, whole and as streams."""
+"""OpenAI's client, unmodified: chats and texts, whole and as streams; vectors and errors."""
 
 import asyncio
 import time
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import adapterhub as ah
 from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.serving.adapter_cache import BareBackbone
@@ -13,7 +14,9 @@ from adapterhub.serving.http.request import AsyncGeneration
 from adapterhub.web.errors import StoppedError
 from tests.kit.server import (
     BACKBONE,
+    NAMED,
     TEXTS,
+    same_answer,
     written_alone,
 )
 
@@ -266,3 +269,81 @@ def test_a_client_that_leaves_a_stream(writing, client):
         time.sleep(0.01)
     assert engine.counts["cancelled"] == 1
     assert engine.counts["generated_tokens"] - before < 90
+
+
+# Vectors, lists of models, and classes of errors
+
+
+@pytest.fixture
+def of_vectors(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_vectors_are_those_of_predict(server, of_vectors, backbone):
+    expected = [each["vector"] for each in server.expected("embedding", *TEXTS)]
+    for encoding in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        found = of_vectors.embeddings.create(model="embedding", input=list(TEXTS), **encoding)
+        vectors = [each.embedding for each in found.data]
+        if encoding.get("encoding_format") != "base64":
+            assert same_answer(vectors, expected)
+        assert [each.index for each in found.data] == list(range(len(TEXTS)))
+        assert found.model == "embedding"
+    assert found.usage.prompt_tokens == found.usage.total_tokens > len(TEXTS)
+    length = {"dimensions": len(expected[0])}
+    one = of_vectors.embeddings.create(model="embedding", input=TEXTS[0], **length)
+    assert same_answer([each.embedding for each in one.data], expected[:1])
+    bare = of_vectors.embeddings.create(model=BACKBONE, input="a plot")
+    alone = ah.embed(*ah.load_backbone(str(backbone)), ["a plot"])
+    assert same_answer([each.embedding for each in bare.data], alone.tolist())
+    assert bare.model == BACKBONE
+    assert {each.id for each in of_vectors.models.list()} == {BACKBONE, *NAMED}
+    found = of_vectors.models.retrieve("tagging")
+    assert (found.id, found.parent) == ("tagging", BACKBONE)
+    assert of_vectors.models.retrieve(BACKBONE).parent is None
+
+
+def test_tokens_of_the_backbone(server, of_vectors):
+    tokenizer = server.tokenizer
+    ids = tokenizer(TEXTS[0])["input_ids"]
+    found = of_vectors.embeddings.create(model="embedding", input=[ids, ids])
+    expected = server.expected("embedding", TEXTS[0])[0]["vector"]
+    assert same_answer([each.embedding for each in found.data], [expected] * 2)
+    for foreign in ([10**6], [-1], [], [tokenizer.unk_token_id]):
+        with pytest.raises(openai.BadRequestError, match=r"check_embedding_ctx_length|no input"):
+            of_vectors.embeddings.create(model="embedding", input=[foreign, ids])
+
+
+def test_errors_have_the_classes_of_the_client(server, of_vectors, monkeypatch):
+    with pytest.raises(openai.NotFoundError, match="embedding"):
+        of_vectors.embeddings.create(model="embeding", input="a plot")
+    with pytest.raises(openai.NotFoundError):
+        of_vectors.models.retrieve("../../etc")
+    with pytest.raises(openai.UnprocessableEntityError) as error:
+        of_vectors.embeddings.create(model="embedding", input={"a": 1})
+    assert error.value.param.startswith("input")
+    with pytest.raises(openai.BadRequestError) as error:
+        of_vectors.embeddings.create(model="embedding", input="a plot", dimensions=2)
+    assert error.value.param == "dimensions"
+    monkeypatch.setattr(server.service.engine, "queue_tokens", 0)
+    with pytest.raises(openai.RateLimitError) as error:
+        of_vectors.embeddings.create(model="embedding", input="a plot")
+    assert int(error.value.response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("classification", ("/classify", "/predict")),
+        ("reranking", ("/v1/rerank", "/score")),
+        ("tagging", ("/models/{reference}",)),
+        ("question-answering", ("/models/{reference}", "/v2/models/{name}/infer")),
+    ],
+)
+def test_an_adapter_of_another_task_is_told_its_paths(of_vectors, name, paths):
+    with pytest.raises(openai.BadRequestError) as error:
+        of_vectors.embeddings.create(model=name, input="a plot")
+    assert all(path in str(error.value) for path in (*paths, "/v1/predict"))
+    assert error.value.code == "wrong_shape"
+    with pytest.raises(openai.BadRequestError):
+        of_vectors.chat.completions.create(model=name, messages=[{"role": "user", "content": "a"}])
