@@ -10,7 +10,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import adapterhub as ah
 from adapterhub.backbones.compare import TOLERANCE
@@ -147,37 +146,6 @@ def test_a_difference_above_the_tolerance_changes_nothing():
         ah.merge(model, tolerance=0.5)
     adapter.detach()
     assert all(torch.equal(v, base[k]) for k, v in model.state_dict().items())
-
-
-class Params4bit(nn.Parameter):
-    """The parameter class of bitsandbytes for 4-bit weights."""
-
-
-class Packed(torch.Tensor):
-    """Like torchao's quantized weights: a tensor subclass with a floating-point dtype."""
-
-
-STORED = {
-    "Params4bit": lambda w: Params4bit(w.detach().to(torch.uint8), requires_grad=False),
-    "Packed": lambda w: nn.Parameter(w.detach().as_subclass(Packed)),
-    "int8": lambda w: nn.Parameter(w.detach().char(), requires_grad=False),
-    "float8_e4m3fn": lambda w: nn.Parameter(w.detach().to(torch.float8_e4m3fn)),
-}
-
-
-@pytest.mark.parametrize("why", STORED)
-def test_quantized_weights_are_refused_with_a_hint(why):
-    model = tiny_models.model("llama")
-    with_adapter(model, "lora")
-    keys = list(model.state_dict())
-    query = model.model.layers[0].self_attn.q_proj
-    query.weight = STORED[why](query.weight)
-    with pytest.raises(MergeError, match=rf"0\.self_attn\.q_proj\.weight: .*{why}") as error:
-        ah.merge(model)
-    assert len(error.value.offenders) == 1
-    assert "reload the backbone in bf16 or fp32" in error.value.hint
-    assert "adapterhub merge ADAPTER --base-dtype bf16" in error.value.hint
-    assert list(model.state_dict()) == keys
 
 
 def test_a_shared_weight_adapted_in_one_module_is_refused(monkeypatch):

@@ -266,7 +266,7 @@ def save_quantized(kind, backbone, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantized_checkpoint_trains_and_loads(kind, backbone, tmp_path):
+def test_a_quantized_checkpoint_trains_and_loads(kind, backbone, tmp_path, monkeypatch):
     stored = save_quantized(kind, backbone, tmp_path / "quantized")
     model, _ = ah.load_backbone(str(stored), **CLASSIFIER)
     query = model.bert.encoder.layer[0].attention.self.query
@@ -279,22 +279,10 @@ def test_a_quantized_checkpoint_trains_and_loads(kind, backbone, tmp_path):
         ah.load_backbone(str(stored), quantize="int8" if kind == "nf4" else "nf4")
     same, _ = ah.load_backbone(str(stored), quantize=kind, **CLASSIFIER)
     assert type(same.bert.encoder.layer[0].attention.self.query.weight) is type(query.weight)
-
-
-def test_missing_libraries_and_unknown_quantizations_are_named(monkeypatch, backbone, tmp_path):
-    stored = save_quantized("nf4", backbone, tmp_path / "quantized")
-    with pytest.raises(ConfigError, match=r"nf5.*did you mean 'nf4'"):
-        ah.load_backbone(str(backbone), quantize="nf5")
     monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
-    for folder, kind, extra in (
-        (backbone, "nf4", "quantized"), (stored, None, "quantized"),
-        (backbone, "int8-weight", "torchao"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError) as error:
-            ah.load_backbone(str(folder), quantize=kind)
-        assert error.value.hint == f'pip install "adapterhub[{extra}]"'
-    assert "torchao" in str(error.value)
-    ah.load_backbone(str(backbone))
+    with pytest.raises(ConfigError, match="needs") as error:
+        ah.load_backbone(str(stored))
+    assert "pip install" in error.value.hint
 
 
 def test_evaluation_does_not_change_gradients(backbone):
@@ -317,12 +305,17 @@ def test_evaluation_does_not_change_gradients(backbone):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_merging_is_refused_with_a_hint(model_of):
-    model = model_of("bert", "nf4")
-    with attached(model, "lora"):
+@pytest.mark.parametrize("precision", sorted(PRECISIONS.keys() - {"bf16"}))
+def test_merging_is_refused_with_a_hint(precision, model_of):
+    model = model_of("bert", precision)
+    with attached(model, "lora(sites=['attn.q'], layers='first 1')"):
         live = logits(model)
-        with pytest.raises(MergeError, match="Params4bit") as error:
+        host = model.get_submodule("bert.encoder.layer.0.attention.self.query")
+        stored = type(host.weight.data if type(host.weight) is nn.Parameter else host.weight)
+        with pytest.raises(MergeError, match=rf"query\.weight: .*{stored.__name__}") as error:
             ah.merge(model)
+        assert len(error.value.offenders) == 1
+        assert "reload the backbone in bf16 or fp32" in error.value.hint
         assert "adapterhub merge ADAPTER --base-dtype bf16" in error.value.hint
         assert "--requantize" in error.value.hint
         assert torch.equal(logits(model), live)
