@@ -10,6 +10,7 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.merging.combine import RULES, combine_vectors, trim
 from tests.kit import tiny_models
+from tests.kit.tiny_adapters import with_adapters
 from tests.kit.tiny_models import logits
 
 SEED = 7
@@ -51,14 +52,6 @@ def test_dare_agrees_with_peft_on_the_same_mask(how, theirs, monkeypatch):
     torch.testing.assert_close(combined, expected)
 
 
-def with_two_adapters(architecture, first, second, std=0.1):
-    """A model with the adapters `a` and `b`."""
-    model = tiny_models.usual_model(architecture)
-    for seed, (name, method) in enumerate([("a", first), ("b", second)]):
-        tiny_models.scramble(ah.attach(model, method, name=name), seed=seed + 1, std=std)
-    return model
-
-
 def test_trimming_ignores_rows_without_an_adapter():
     """If q, k and v are one weight, the rows without an adapter do not count as trimmed zeros."""
     changed = {}
@@ -91,7 +84,7 @@ def test_a_sum_equals_both_adapters_active(architecture, methods, tmp_path):
     first, second = (
         m.replace(")", f", {sites})") if "(" in m else f"{m}({sites})" for m in methods
     )
-    model = with_two_adapters(architecture, first, second)
+    model = with_adapters({"a": first, "b": second}, architecture)
     same_head(model)
     ah.activate(model, "a")
     alone = logits(model)
@@ -112,7 +105,7 @@ def test_a_sum_equals_both_adapters_active(architecture, methods, tmp_path):
 
 
 def test_changes_of_full_parameters_add_up():
-    model = with_two_adapters("gpt2", "norms", "norms")
+    model = with_adapters({"a": "norms", "b": "norms"}, "gpt2")
     made = ah.combine(model, ["a", "b"], weights=[2.0, -0.5])
     assert [m.name for m in made.methods] == ["norms"]
     a, b = (model._adapterhub.adapters[name] for name in "ab")
@@ -139,9 +132,8 @@ def test_a_negated_adapter_undoes_a_merge(tmp_path):
 @pytest.mark.parametrize("how", sorted(set(RULES) - {"linear"}))
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_trimmed_updates_are_saved_in_full_or_in_a_rank(how, architecture):
-    model = with_two_adapters(
-        architecture, "lora(sites=['attn.q', 'attn.v'])", "lora(sites=['attn.q'])"
-    )
+    methods = {"a": "lora(sites=['attn.q', 'attn.v'])", "b": "lora(sites=['attn.q'])"}
+    model = with_adapters(methods, architecture)
     whole = ah.combine(model, ["a", "b"], how=how, density=0.5, name="whole")
     expected = logits(model)
     assert [m.name for m in whole.methods] == ["staged"]
@@ -158,7 +150,7 @@ def test_trimmed_updates_are_saved_in_full_or_in_a_rank(how, architecture):
 
 
 def test_a_combined_adapter_merges_and_its_sources_are_unchanged():
-    model = with_two_adapters("bert", "lora", ["dora", "bitfit"])
+    model = with_adapters({"a": "lora", "b": ["dora", "bitfit"]})
     before = [t.clone() for a in model._adapterhub.adapters.values() for t in a.tensors().values()]
     torch.manual_seed(0)
     draw = torch.rand(1)
@@ -179,7 +171,7 @@ def test_a_combined_adapter_merges_and_its_sources_are_unchanged():
 
 
 def test_refused_combinations_name_the_reason():
-    model = with_two_adapters("bert", "lora", "prefix")
+    model = with_adapters({"a": "lora", "b": "prefix"})
     with pytest.raises(MergeError, match=r"prefix at encoder\.attn\.kv"):
         ah.combine(model, ["a", "b"])
     with pytest.raises(AttachError, match="no adapters to combine"):
