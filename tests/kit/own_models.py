@@ -166,13 +166,9 @@ def expert_logits(model: PreTrainedModel, rows: Iterable[int] = range(3)) -> Ten
     return out
 
 
-def redraw(adapter: nn.Module | object, seed: int = 0) -> None:
+def redraw(adapter: Any, seed: int = 0) -> None:
     """Give an adapter other values, far from those that change nothing."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in adapter.parameters():  # type: ignore[attr-defined]
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(0.2 * noise)
+    tiny_models.scramble_parameters(adapter, seed, 0.2)
 
 
 def holders(model: PreTrainedModel) -> Iterator[nn.Module]:

@@ -32,12 +32,8 @@ def trained(folder, architecture, config, task="classification", seed=0, std=0.3
     """Save a peft adapter whose every tensor differs from its initial value; return the folder."""
     torch.manual_seed(seed)  # peft initializes at random
     model = peft.get_peft_model(tiny_models.model(architecture, task, seed, **options), config)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(noise, alpha=std)
+    trained = [parameter for _, parameter in sorted(model.named_parameters())]
+    tiny_models.add_noise((p for p in trained if p.requires_grad), std, seed=3)
     model.save_pretrained(folder)
     return folder
 

@@ -238,117 +238,78 @@ def halves(model: PreTrainedModel) -> peft.BdLoraConfig:
 
 
 # Kinds that differ from ours by names (interchange/peft/plain.py), for every second whole
-# projection: the configuration, its options, and those of our method of that name.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "loha": (peft.LoHaConfig, dict(r=4, rank_pattern=ranks), dict(rank=3)),
-    "lokr": (peft.LoKrConfig, dict(r=2, rank_pattern=ranks), dict(rank=3)),
-    "lokr: both": (peft.LoKrConfig, dict(r=1, decompose_both=True, decompose_factor=4)),
-    "hira": (peft.HiraConfig, dict(r=4), dict(rank=3)),
-    "miss": (peft.MissConfig, dict(r=6), dict(rank=5)),
-    "miss: mini": (peft.MissConfig, dict(r=8, init_weights="mini", mini_r=4)),
-    "miss: bat": (peft.MissConfig, dict(r=8, init_weights="bat")),
-    "shira": (peft.ShiraConfig, dict(r=3), dict(rank=3)),
-    "gralora": (
-        peft.GraloraConfig, dict(r=4, alpha=6, gralora_k=2, hybrid_r=2), dict(rank=4, pieces=4),
-    ),
-    "delora": (peft.DeloraConfig, dict(r=4, rank_pattern=ranks), dict(rank=3)),
-    "oft": (peft.OFTConfig, dict(oft_block_size=8), dict(block=16)),
-    "oft: exact": (
-        peft.OFTConfig, dict(oft_block_size=8, use_cayley_neumann=False), dict(block=8, terms=0),
-    ),
-    "oft: shared": (
-        peft.OFTConfig,
-        dict(oft_block_size=8, block_share=True, num_cayley_neumann_terms=3),
-        dict(block=8, share=True, terms=6),
-    ),
-    "boft": (peft.BOFTConfig, dict(boft_block_size=8), dict(block=16, factors=1)),
-    "hra": (peft.HRAConfig, dict(r=4), dict(rank=4)),
-    "road": (peft.RoadConfig, dict(group_size=8, variant="road_1"), dict(group=16, variant=2)),
-    "road: 4": (peft.RoadConfig, dict(group_size=4, variant="road_4"), dict(group=4, variant=4)),
-    "vera": (peft.VeraConfig, dict(r=6), dict(rank=6, stored=True)),
-    "vera: without matrices": (
-        peft.VeraConfig, dict(r=6, save_projection=False, projection_prng_key=5),
-    ),
-    "randlora": (
-        peft.RandLoraConfig, dict(r=6, randlora_alpha=6), dict(rank=6, alpha=6.0, stored=True),
-    ),
-    "randlora: without matrices": (
-        peft.RandLoraConfig, dict(r=6, randlora_alpha=6, save_projection=False),
-    ),
-    "fourierft": (peft.FourierFTConfig, dict(n_frequency=40, scaling=20.0)),
-    "waveft": (peft.WaveFTConfig, dict(n_frequency=40, scaling=2.0)),
-    "c3a": (peft.C3AConfig, dict(block_size=8), dict(block=8)),
-    "pvera": (peft.PveraConfig, dict(r=6)),
-    "pvera: without matrices": (peft.PveraConfig, dict(r=6, save_projection=False)),
-    "tinylora": (peft.TinyLoraConfig, dict(r=3, u=5, weight_tying=0.5)),
-    "tinylora: without matrices": (peft.TinyLoraConfig, dict(r=3, u=5, save_projection=False)),
-    "beft": (peft.BeftConfig, {}, {}),
-    "osf": (peft.OSFConfig, dict(effective_rank=0.75), dict(kept=0.25)),
-    "supertuning": (peft.SupertuningConfig, dict(sparsity=0.9)),
+# projection: the options of the configuration of that name, and those of our method.
+_PLAIN: dict[str, tuple[dict[str, Any], ...]] = {
+    "loha": (dict(r=4, rank_pattern=ranks), dict(rank=3)),
+    "lokr": (dict(r=2, rank_pattern=ranks), dict(rank=3)),
+    "lokr: both": (dict(r=1, decompose_both=True, decompose_factor=4),),
+    "hira": (dict(r=4), dict(rank=3)),
+    "miss": (dict(r=6), dict(rank=5)),
+    "miss: mini": (dict(r=8, init_weights="mini", mini_r=4),),
+    "miss: bat": (dict(r=8, init_weights="bat"),),
+    "shira": (dict(r=3), dict(rank=3)),
+    "gralora": (dict(r=4, alpha=6, gralora_k=2, hybrid_r=2), dict(rank=4, pieces=4)),
+    "delora": (dict(r=4, rank_pattern=ranks), dict(rank=3)),
+    "oft": (dict(oft_block_size=8), dict(block=16)),
+    "oft: exact": (dict(oft_block_size=8, use_cayley_neumann=False), dict(block=8, terms=0)),
+    "oft: shared": (dict(oft_block_size=8, block_share=True, num_cayley_neumann_terms=3),
+                    dict(block=8, share=True, terms=6)),
+    "boft": (dict(boft_block_size=8), dict(block=16, factors=1)),
+    "hra": (dict(r=4), dict(rank=4)),
+    "road": (dict(group_size=8, variant="road_1"), dict(group=16, variant=2)),
+    "road: 4": (dict(group_size=4, variant="road_4"), dict(group=4, variant=4)),
+    "vera": (dict(r=6), dict(rank=6, stored=True)),
+    "vera: without matrices": (dict(r=6, save_projection=False, projection_prng_key=5),),
+    "randlora": (dict(r=6, randlora_alpha=6), dict(rank=6, alpha=6.0, stored=True)),
+    "randlora: without matrices": (dict(r=6, randlora_alpha=6, save_projection=False),),
+    "fourierft": (dict(n_frequency=40, scaling=20.0),),
+    "waveft": (dict(n_frequency=40, scaling=2.0),),
+    "c3a": (dict(block_size=8), dict(block=8)),
+    "pvera": (dict(r=6),),
+    "pvera: without matrices": (dict(r=6, save_projection=False),),
+    "tinylora": (dict(r=3, u=5, weight_tying=0.5),),
+    "tinylora: without matrices": (dict(r=3, u=5, save_projection=False),),
+    "beft": ({}, {}),
+    "osf": (dict(effective_rank=0.75), dict(kept=0.25)),
+    "supertuning": (dict(sparsity=0.9),),
     "supertuning: smallest": (
-        peft.SupertuningConfig,
-        dict(sparsity=0.8, select_top=False, save_precomputed_indices=False),
-    ),
-    "psoft": (peft.PsoftConfig, dict(r=4), dict(rank=5)),
-    "psoft: series": (
-        peft.PsoftConfig,
-        dict(r=4, use_cayley_neumann=True, psoft_mag_a=False),
-        dict(rank=4, terms=6),
-    ),
-    "deft": (peft.DeftConfig, dict(r=4, alpha=6), dict(rank=3)),
-    "deft: qr": (
-        peft.DeftConfig, dict(r=4, decomposition_method="qr"), dict(rank=3, basis="qr", alpha=4.0),
-    ),
-    "deft: para": (peft.DeftConfig, dict(r=2, para=True), dict(rank=3, writes=False)),
-    "peanut": (
-        peft.PeanutConfig,
-        dict(r=4, depth=2, scaling=0.5),
-        dict(rank=3, depth=1, activation="silu"),
-    ),
-    "glora": (peft.GloraConfig, dict(r=4), dict(rank=3)),
-    "glora: vectors": (
-        peft.GloraConfig,
-        dict(r=4, config_A_B="vector", config_C="vector", config_D_E="vector"),
-        dict(rank=3, weights="constant", prompt="none", biases="vector"),
-    ),
-    "vblora": (
-        peft.VBLoRAConfig,
-        dict(r=3, num_vectors=12, vector_length=8, topk=3),
-        dict(rank=2, vectors=9, block=16),
-    ),
-    "adamss": (
-        peft.AdamssConfig,
-        dict(r=9, num_subspaces=3, subspace_rank=2),
-        dict(rank=2, clusters=3, components=20),
-    ),
-    "unilora": (peft.UniLoraConfig, dict(r=3, theta_d_length=50), dict(rank=2, numbers=40)),
-    "unilora: indices": (
-        peft.UniLoraConfig, dict(r=3, theta_d_length=50, save_indices=True, proj_seed=3),
-    ),
-    "adalora": (
-        peft.AdaLoraConfig, dict(init_r=5, lora_alpha=6, total_step=9), dict(rank=3, target=2),
-    ),
+        dict(sparsity=0.8, select_top=False, save_precomputed_indices=False),),
+    "psoft": (dict(r=4), dict(rank=5)),
+    "psoft: series": (dict(r=4, use_cayley_neumann=True, psoft_mag_a=False),
+                      dict(rank=4, terms=6)),
+    "deft": (dict(r=4, alpha=6), dict(rank=3)),
+    "deft: qr": (dict(r=4, decomposition_method="qr"), dict(rank=3, basis="qr", alpha=4.0)),
+    "deft: para": (dict(r=2, para=True), dict(rank=3, writes=False)),
+    "peanut": (dict(r=4, depth=2, scaling=0.5), dict(rank=3, depth=1, activation="silu")),
+    "glora": (dict(r=4), dict(rank=3)),
+    "glora: vectors": (dict(r=4, config_A_B="vector", config_C="vector", config_D_E="vector"),
+                       dict(rank=3, weights="constant", prompt="none", biases="vector")),
+    "vblora": (dict(r=3, num_vectors=12, vector_length=8, topk=3),
+               dict(rank=2, vectors=9, block=16)),
+    "adamss": (dict(r=9, num_subspaces=3, subspace_rank=2),
+               dict(rank=2, clusters=3, components=20)),
+    "unilora": (dict(r=3, theta_d_length=50), dict(rank=2, numbers=40)),
+    "unilora: indices": (dict(r=3, theta_d_length=50, save_indices=True, proj_seed=3),),
+    "adalora": (dict(init_r=5, lora_alpha=6, total_step=9), dict(rank=3, target=2)),
 }  # fmt: skip
 # LORA checkpoints that are another method of ours.
-_VARIANTS: dict[str, tuple[Any, ...]] = {
-    "olora": (peft.LoraConfig, dict(r=4, lora_alpha=6, init_lora_weights="olora"), dict(rank=3)),
-    "mica": (peft.LoraConfig, dict(r=4, lora_alpha=6, init_lora_weights="mica"), dict(rank=3)),
-    "kasa": (peft.LoraConfig, dict(r=4, lora_alpha=6, kasa_config=peft.KasaConfig()), dict(rank=3)),
-    "bdlora": (peft.LoraConfig, dict(r=4, lora_alpha=6, use_bdlora=halves), dict(rank=4)),
+_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "olora": (dict(r=4, lora_alpha=6, init_lora_weights="olora"), dict(rank=3)),
+    "mica": (dict(r=4, lora_alpha=6, init_lora_weights="mica"), dict(rank=3)),
+    "kasa": (dict(r=4, lora_alpha=6, kasa_config=peft.KasaConfig()), dict(rank=3)),
+    "bdlora": (dict(r=4, lora_alpha=6, use_bdlora=halves), dict(rank=4)),
 }
 
 
-def _kinds(rows: Mapping[str, tuple[Any, ...]]) -> dict[str, Kind]:
-    return {
-        name: Kind(
-            of(kind, **({"target_modules": whole_paths} | options)),
-            *(at_wholes(name.partition(":")[0], **each) for each in ours),
-        )
-        for name, (kind, options, *ours) in rows.items()
-    }
+def _kind(name: str, options: dict[str, Any], *ours: dict[str, Any]) -> Kind:
+    method = name.partition(":")[0]
+    cls = peft.PEFT_TYPE_TO_CONFIG_MAPPING.get(method.upper(), peft.LoraConfig)
+    config = of(cls, **({"target_modules": whole_paths} | options))
+    return Kind(config, *(at_wholes(method, **each) for each in ours))
 
 
-PLAIN_KINDS, VARIANT_KINDS = _kinds(_PLAIN), _kinds(_VARIANTS)
+PLAIN_KINDS = {name: _kind(name, *row) for name, row in _PLAIN.items()}
+VARIANT_KINDS = {name: _kind(name, *row) for name, row in _VARIANTS.items()}
 ALL_KINDS = KINDS | PLAIN_KINDS | VARIANT_KINDS
 
 
@@ -379,29 +340,10 @@ def new_model(architecture: str, task: str) -> PreTrainedModel:
 
 def batch(side: str, task: str) -> dict[str, Tensor]:
     """Return three texts; with a side, the second and third are padded there."""
-    generator = torch.Generator().manual_seed(7)
-    inputs = _padded(9, side, generator)
+    inputs, targets = (tiny_models.padded_batch(MASKS[side], length) for length in (9, 6))
     if task == "seq2seq":
-        inputs |= {f"decoder_{name}": value for name, value in _padded(6, side, generator).items()}
+        inputs |= {f"decoder_{name}": value for name, value in targets.items()}
     return inputs
-
-
-def _padded(width: int, side: str, generator: torch.Generator) -> dict[str, Tensor]:
-    words = [0, 3, *range(5, tiny_models.VOCAB)]  # not PAD, nor EOS, which ends each text
-    ids = torch.tensor(words)[torch.randint(len(words), (3, width), generator=generator)]
-    ids[:, -1] = tiny_models.EOS
-    if side == "none":
-        return {"input_ids": ids}
-    mask = torch.ones_like(ids)
-    for row, padding in ((1, 2), (2, width - 3)):
-        mask[row, :padding] = 0
-        ids[row, :padding] = tiny_models.PAD
-    if side == "right":
-        order = [torch.argsort(row, descending=True, stable=True) for row in mask]
-        ids, mask = (
-            torch.stack([t[i] for t, i in zip(ts, order, strict=True)]) for ts in (ids, mask)
-        )
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def logits(model: nn.Module, side: str, task: str) -> Tensor:
@@ -415,14 +357,6 @@ def logits(model: nn.Module, side: str, task: str) -> Tensor:
     ids = inputs[f"{name}input_ids"]
     values = values[:, -ids.shape[1] :]  # peft returns the logits of virtual tokens too
     return values[inputs.get(f"{name}attention_mask", torch.ones_like(ids)).bool()]
-
-
-def add_noise(tensors: Mapping[str, Tensor], std: float = 0.3) -> None:
-    """Add reproducible noise, so that no tensor has its initial value, such as zero."""
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for _, tensor in sorted(tensors.items()):
-            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=std)
 
 
 Cell = tuple[str, str]
@@ -469,7 +403,7 @@ class Differential:
         """Save a checkpoint of peft, and return the logits of peft with it for each mask."""
         torch.manual_seed(5)
         model = peft.get_peft_model(self._new(), ALL_KINDS[self.kind].config(self._new()))
-        add_noise({n: p for n, p in model.named_parameters() if p.requires_grad})
+        tiny_models.add_noise((p for p in model.parameters() if p.requires_grad), 0.3, seed=11)
         model.save_pretrained(self.folder / "theirs")
         model = peft.PeftModel.from_pretrained(self._new(), self.folder / "theirs")
         reference: dict[str, Tensor | Outcome] = {}
@@ -487,7 +421,7 @@ class Differential:
             return _all(("export",), Outcome("none"))
         try:
             adapter = ah.attach(ours, spec(ours) if callable(spec) else spec)
-            add_noise({n: t for n, t in adapter.tensors().items() if t.requires_grad}, 0.2)
+            tiny_models.scramble_parameters(adapter, std=0.2)
             expected = {side: logits(ours, side, self.task) for side in MASKS}
         except Exception as error:
             return _all(("export",), _failure(error))
@@ -547,7 +481,7 @@ def _line(error: Exception) -> str:
 FILE = Path(__file__).parents[2] / "docs/guides/interchange.md"
 PROPERTY = "differential"
 DIRECTIONS = ("import", "back", "export")
-MASKS = ("none", "right", "left")
+MASKS = {"none": None, "right": "right", "left": "left"}
 WORDS = ("equal", "refused", "peft", "none", "wrong")
 MARKERS = re.compile(r"(<!-- peft: .*? -->\n).*?(<!-- /peft -->)", re.DOTALL)
 _ORDER = {name: number for number, name in enumerate(DIRECTIONS)}

@@ -193,11 +193,7 @@ def write_noisy(folder: Path, backbone: Path, spec: object, seed: int = 0) -> Pa
     model, _ = ah.load_backbone(str(backbone), task="causal-lm")
     torch.manual_seed(seed)
     adapter = ah.attach(model, spec, name="noisy")
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for tensor in adapter.tensors().values():
-            if tensor.requires_grad:
-                tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.1)
+    tiny_models.scramble_parameters(adapter, seed)
     adapter.save(folder)
     return folder
 

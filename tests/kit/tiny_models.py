@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -191,17 +192,25 @@ def batch(rows: int = 3, length: int = 9, seed: int = 0) -> dict[str, torch.Tens
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def padded_batch(side: str | None) -> dict[str, torch.Tensor]:
-    """Make three rows of nine tokens; with a side, the second and third are padded there."""
-    ids = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(5))
+def padded_batch(side: str | None, length: int = 9) -> dict[str, torch.Tensor]:
+    """Make three rows that end with EOS; with a side, the second and third are padded there."""
+    ids = batch(3, length, seed=5)["input_ids"]
     if side is None:
         return {"input_ids": ids}
     mask = torch.ones_like(ids)
-    for row, count in ((1, 2), (2, 4)):
-        padding = slice(0, count) if side == "left" else slice(9 - count, 9)
-        ids[row, padding] = PAD
-        mask[row, padding] = 0
+    for row, count in ((1, 2), (2, length // 2)):
+        ids[row, :count], mask[row, :count] = PAD, 0
+        if side == "right":
+            ids[row], mask[row] = ids[row].roll(-count), mask[row].roll(-count)
     return {"input_ids": ids, "attention_mask": mask}
+
+
+@torch.no_grad()
+def add_noise(tensors: Iterable[Tensor], std: float, seed: int) -> None:
+    """Add noise to tensors, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors:
+        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=std)
 
 
 def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
@@ -218,10 +227,7 @@ def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
 
 def scramble_parameters(module: Any, seed: int = 1, std: float = 0.1) -> None:
     """Add noise to every parameter of an adapter, or of a module."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * std)
+    add_noise(module.parameters(), std, seed)
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, **options: Any) -> None:
