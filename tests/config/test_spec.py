@@ -58,6 +58,7 @@ def test_other_text_is_refused_with_examples(subtests):
         "a) + (b",
         "a(b=1, b=2)",
         "a(b=[1)]",
+        "a(b=[x, x: 1, {])",
         "a(b='x)",
         "a,, b",
         "a(b=x y=z)",

@@ -1,8 +1,9 @@
-"""A recipe with every option and comments is read back as the same recipe."""
+"""A recipe with every option and comments is read back as the same recipe, and fits its schema."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,35 @@ from typing import Any
 import pytest
 
 from adapterhub.cli.recipe import commented_recipe
-from adapterhub.config.options import options_of
+from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.base import method_text, parse_methods
-from adapterhub.recipe.recipe import Recipe, TrainOptions, read, read_draft
+from adapterhub.methods.common.base import dump_methods, method_text, parse_methods
+from adapterhub.recipe.output_folder import SCHEMA
+from adapterhub.recipe.recipe import (
+    SCHEMA_LINE,
+    Recipe,
+    TrainOptions,
+    read,
+    read_draft,
+    recipe_schema,
+    schema_bytes,
+)
 from adapterhub.recipe.sweep import STAGES, read_staged
-from adapterhub.tasks import TASKS, parse_task
+from adapterhub.tasks import TASKS, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
+from tests.kit.compare import problems
 from tests.kit.selection import long_table
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 RECIPES = [path for path in EVERY if STAGES not in load_yaml(path)]
+SCHEMA_OF_RECIPES: dict[str, Any] = json.loads(json.dumps(recipe_schema(), allow_nan=False))
+
+
+def fits(data: Any) -> bool:
+    return not problems(data, SCHEMA_OF_RECIPES)
 
 
 def normal(recipe: Recipe) -> Recipe:
@@ -40,13 +56,15 @@ def check(recipe: Recipe, folder: Path) -> dict[str, Any]:
     assert max(map(len, text.splitlines())) <= 80
     (folder / "recipe.yaml").write_text(text, encoding="utf-8")
     assert normal(read_draft(folder / "recipe.yaml")) == normal(recipe)
-    return parse_mapping(text, "")
+    data = parse_mapping(text, "")
+    assert fits(data)
+    return data
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_each_recipe_of_the_repository(path, tmp_path):
-    recipe = read(path)
-    data = check(recipe, tmp_path)
+    assert fits(load_yaml(path))
+    data = check(read(path), tmp_path)
     assert list(data["train"]) == [option.name for option in options_of(TrainOptions)]
     assert list(data["data"]) == [option.name for option in options_of(DataOptions)]
     assert sorted(data) == sorted(option.name for option in options_of(Recipe))
@@ -54,6 +72,7 @@ def test_each_recipe_of_the_repository(path, tmp_path):
 
 @pytest.mark.parametrize("path", sorted({*EVERY} - {*RECIPES}), ids=lambda path: path.stem)
 def test_each_stage_of_a_recipe_of_the_repository(path, tmp_path):
+    assert fits(load_yaml(path))
     staged = read_staged(path)
     assert staged is not None
     assert len(staged.stages) > 1
@@ -98,3 +117,71 @@ def test_an_invalid_spec_is_an_error():
     for flags in ({"method": "lroa"}, {"task": "clasification"}, {"method": "lora(rnak=3)"}):
         with pytest.raises(ConfigError, match=r"did you mean|invalid"):
             commented_recipe(read_draft(flags=flags))
+
+
+# Its schema
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_fits_in_each_syntax(name):
+    method = METHODS[name].example()
+    text = method_text(method)
+    (normal,) = dump_methods([method])
+    specs: list[Any] = [name, f"{name}(layers=all)", text, normal, {name: None}, {name: {}}]
+    specs += [[name, f"lora, {name}"], [normal, "bitfit"]]
+    for spec in specs:
+        assert problems({"method": spec}, SCHEMA_OF_RECIPES) == [], spec
+    assert not fits({"method": {name: {"rnak": 4}}})
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_fits_in_each_syntax(name):
+    task = TASKS[name]()
+    for spec in (name, f"{name}(a=1)", dump_task(task), {name: None}, {name: to_dict(task)}):
+        assert problems({"task": spec}, SCHEMA_OF_RECIPES) == [], spec
+    assert not fits({"task": {name: {}, "other": {}}})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"method": "lroa"},
+        {"method": "lorax(rank=4)"},
+        {"method": {"lroa": {}}},
+        {"method": {"lora": {"rank": "four"}}},
+        {"method": {"lora": {"layers": 1.5}}},
+        {"method": []},
+        {"method": {}},
+        {"task": ["classification"]},
+        {"task": {}},
+        {"train": {"epohcs": 3}},
+        {"train": {"schedule": "linaer"}},
+        {"seed": True},
+        {"name": 3},
+    ],
+)
+def test_what_it_refuses_train_refuses_too(data):
+    assert not fits(data)
+
+    def parse() -> None:
+        recipe = read_draft(flags=data)
+        parse_methods(recipe.method)  # type: ignore[arg-type]
+        parse_task(recipe.task)
+
+    with pytest.raises(ConfigError):
+        parse()
+
+
+def test_editors_show_help_texts_and_defaults():
+    *names, _, objects, _ = SCHEMA_OF_RECIPES["$defs"]["method"]["anyOf"]
+    assert [each["const"] for each in names] == sorted(METHODS)
+    assert all(each["description"] for each in names)
+    for name, cls in METHODS.items():
+        properties = objects["properties"][name]["properties"]
+        assert list(properties) == [option.name for option in options_of(cls)]
+        assert all(option["description"] for option in properties.values())
+    assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
+    assert json.loads(schema_bytes()) == SCHEMA_OF_RECIPES
+    assert f"$schema={SCHEMA}\n" in SCHEMA_LINE
