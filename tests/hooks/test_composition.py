@@ -105,6 +105,7 @@ ROWS = [
     # `generate` repeats rows for beams.
     (["double", "increment"], apply, [[0.0], [1.0], [2.0], [3.0]], [], 0,
      [[0.0], [2.0], [3.0], [4.0]]),
+    (["double", "increment"], increased, [[1.0], [3.0]], [5.0], 0, [[7.0], [9.0]]),  # for all rows
 ]  # fmt: skip
 
 
@@ -119,15 +120,6 @@ def test_a_batch_of_another_size_is_refused():
     with pytest.raises(AttachError) as error:
         run(BatchPlan(["a", "b"]), apply, torch.zeros(3, 1))
     assert "attn.q" in str(error.value)
-
-
-def test_splitting_and_joining_restores_the_order():
-    plan = BatchPlan(["a", "b", "a", "c"])
-    rows = torch.arange(8)
-    pieces = plan.split(rows, copies=2)
-    assert [piece.tolist() for piece in pieces] == [[0, 1, 4, 5], [2, 3], [6, 7]]
-    assert torch.equal(plan.join(pieces, copies=2), rows)
-    assert plan.split("an option", copies=2) == ["an option"] * 3
 
 
 def in_thread(function):

@@ -10,17 +10,12 @@ from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.composition import AppliedModules
-from adapterhub.hooks.new_tokens import MAX_NEW, new_token_rows
+from adapterhub.hooks.new_tokens import new_token_rows
 from adapterhub.hooks.weight_host import TokenRows, embedding_slot
 from tests.kit import tiny_models
 
 VOCAB = tiny_models.VOCAB
 TOKENS = (NewToken("<a>", VOCAB - 1), NewToken("<b>", VOCAB + 1))
-
-
-def rows_on(architecture, tokens=TOKENS, **config):
-    model = tiny_models.model(architecture, "causal-lm", **config)
-    return model, new_token_rows(model, tokens, VOCAB - 1, "default-0")
 
 
 def test_look_up_replaces_the_embeddings_of_new_ids_only():
@@ -38,7 +33,8 @@ def test_scores_of_new_ids_are_products_with_their_rows():
 
 
 def test_new_rows_start_as_the_mean_of_the_known_ones_or_as_they_are():
-    model, rows = rows_on("llama")
+    model = tiny_models.model("llama", "causal-lm")
+    rows = new_token_rows(model, TOKENS, VOCAB - 1, "default-0")
     table = model.get_input_embeddings().weight.detach()
     expected = table[: VOCAB - 1].mean(0)
     for row in rows.input.rows.detach():
@@ -47,17 +43,7 @@ def test_new_rows_start_as_the_mean_of_the_known_ones_or_as_they_are():
     assert torch.equal(rows.input.rows[0].detach(), table[VOCAB - 1]), "a resized model has it"
 
 
-@pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True), ("llama", False)])
-def test_a_tied_output_layer_shares_the_rows(architecture, tied):
-    _, rows = rows_on(architecture)
-    assert (rows.output is None) == tied
-    names = {"tokens.input"} if tied else {"tokens.input", "tokens.output"}
-    assert set(rows.tensors()) == names
-
-
-def test_an_id_far_above_the_table_and_an_embedding_that_is_no_table_are_refused():
-    with pytest.raises(AttachError, match="<far>"):
-        rows_on("llama", (NewToken("<far>", VOCAB + MAX_NEW),))
+def test_an_embedding_that_is_no_table_is_refused():
     model = tiny_models.model("llama", "causal-lm")
     model.get_input_embeddings().register_forward_hook(lambda module, args, y: y + 1)
     with pytest.raises(AttachError):

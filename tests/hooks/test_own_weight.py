@@ -75,10 +75,14 @@ def replaced(values):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
-    """And from the products alone: no changed copy of a weight is made."""
+    """From the products alone: no changed copy of a weight is made; detached, all is as before."""
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    keys = list(model.state_dict())
     with torch.no_grad():
         bare = expert_logits(model)
         adapter = ah.attach(model, spec)
+        assert "forward" in vars(next(holders(model))) or "router" in spec
+        assert [k for k in model.state_dict() if "adapterhub" not in k] == keys
         assert torch.equal(expert_logits(model), bare)
         redraw(adapter)
         changed = changed_parameters(model)
@@ -88,6 +92,8 @@ def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
         assert not torch.equal(adapted, bare)
         adapter.detach()
         assert torch.equal(expert_logits(model), bare)
+        assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+        assert list(model.state_dict()) == keys
         with replaced(changed):
             torch.testing.assert_close(adapted, expert_logits(model), atol=2e-5, rtol=1e-4)
 
@@ -171,17 +177,6 @@ def test_stacks_and_averages(model):
         (_, _, mean), *_ = changed_parameters(model)
         torch.testing.assert_close(mean - down, (both - down) / 2, atol=1e-5, rtol=1e-4)
         assert not torch.equal(expert_logits(model), bare)
-
-
-def test_detaching_leaves_the_modules_as_they_were(model):
-    before = {name: set(vars(module)) for name, module in model.named_modules()}
-    keys = list(model.state_dict())
-    adapter = ah.attach(model, EXPERTS)
-    assert "forward" in vars(next(holders(model)))
-    assert [k for k in model.state_dict() if "adapterhub" not in k] == keys
-    adapter.detach()
-    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
-    assert list(model.state_dict()) == keys
 
 
 def test_two_threads_have_two_routes():

@@ -155,6 +155,7 @@ def test_adapters_that_pool_differently_are_not_composed() -> None:
             pass
         with pytest.raises(AttachError, match="pool differently"):
             ah.activate(model, ah.Average(list(names)))
+    assert ah.combine(model, ["a", "b"], name="e").pooling.how == "mean"
 
 
 @long_table("architecture", CORE, 2)
@@ -193,7 +194,6 @@ def test_all_that_trains_gets_a_gradient(architecture: str) -> None:
 
 ONE_LAYER = {
     "bert": {"num_hidden_layers": 1},
-    "roberta": {"num_hidden_layers": 1},
     "gpt2": {"n_layer": 1},
 }
 
@@ -266,10 +266,3 @@ def test_a_plain_checkpoint_and_peft_cannot_pool(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="peft leaves the head's input") as export_error:
         adapter.export(tmp_path / "peft")
     assert "classification(pooling=model)" in str(export_error.value)
-
-
-def test_adapters_that_pool_alike_are_combined() -> None:
-    model = tiny_models.model("bert")
-    for name in ("a", "b"):
-        pooled_adapter(model, "lora", "mean", name)
-    assert ah.combine(model, ["a", "b"], name="c").pooling.how == "mean"

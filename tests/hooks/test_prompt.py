@@ -18,7 +18,6 @@ from adapterhub.hooks.prompt import (
     VirtualTokenBatch,
     arranged,
     gathered,
-    pad_left,
 )
 from tests.kit import tiny_models
 
@@ -61,12 +60,6 @@ def test_without_mask_and_padding_nothing_moves():
     assert batch().lead(torch.ones(2, 1, 4, 4)) is None
 
 
-def test_the_mask_shows_the_prompt_and_hides_its_padding():
-    virtual = batch(padding=[1, 0])
-    places = virtual.places(4, virtual.lead(MASK), padding_last=False)
-    assert virtual.widen(MASK, places).tolist() == [[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0]]
-
-
 @pytest.mark.parametrize("additive", [False, True])
 def test_a_mask_over_pairs(additive):
     """Text sees the prompt, the prompt sees itself, and padding of a prompt is seen by itself."""
@@ -94,20 +87,6 @@ def test_a_mask_over_pairs_in_a_sliding_window(past):
     assert torch.equal(virtual.widen_pairs(mask, False, window)[0, 0], whole[length + past :])
     if not past:
         assert torch.equal(virtual.widen_pairs(mask, True, window)[0, 0], whole)
-
-
-def test_positions_of_several_axes_move_along_the_last_dimension():
-    places = torch.tensor([[1, 0, 2]])
-    positions = torch.tensor([[[5, 6, 7]], [[1, 2, 3]]])
-    assert arranged(positions, places, dim=-1).tolist() == [[[6, 5, 7]], [[2, 1, 3]]]
-
-
-def test_shorter_prompts_are_padded_on_the_left():
-    rows, counts = pad_left([torch.ones(1, 3), torch.ones(2, 3)], [2, 1])
-    assert [tuple(r.shape) for r in rows] == [(2, 2, 3), (1, 2, 3)]
-    assert rows[0][:, 0].sum() == 0
-    assert [c.tolist() for c in counts] == [[[1], [1]], [[0]]]
-    assert pad_left([torch.ones(2, 3)] * 2, [1, 1])[1] is None
 
 
 LENGTH = 3
@@ -202,6 +181,9 @@ def test_rows_with_shorter_prompts_are_padded(slot):
     assert virtual.tokens.shape[:2] == (3, 5)
     assert virtual.padding.tolist() == [[0], [3], [5]]
     assert torch.equal(virtual.tokens[1, 3:], slot.placed(short)())
+    assert not virtual.tokens[2].any()
+    slot.active = AppliedModules((short, long), BatchPlan([(long,), (long,)]))
+    assert slot(2).padding is None
 
 
 def test_prompts_that_count_padding_are_not_mixed_with_others(slot):

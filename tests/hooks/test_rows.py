@@ -13,7 +13,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -157,28 +157,9 @@ def test_a_constant_form_computes_the_same(method):
         x, y = torch.randn(2, 3, site.d_in), torch.randn(2, 3, site.d_out)
         weight = (host.weight, host.bias) if module.reads_weight else ()
         torch.testing.assert_close(form(x, y), module(x, y, *weight), atol=1e-5, rtol=1e-5)
-
-
-def test_a_subclass_does_not_inherit_the_form():
-    module = module_of(held(methods=("lora(rank=2)",)))
-
-    class Other(type(module)):
-        def forward(self, x, y):
-            return y - x.sum()
-
-    other = copy.copy(module)
-    other.__class__ = Other
-    assert constant_form(other, None) is other
-
-
-def test_a_change_counts_once_it_is_held_again():
-    model = held(methods=METHODS[:4])
-    rows = [*ah.adapters(model), None]
-    before = routed(model, rows)
-    module_of(model).A.data.mul_(3)
-    ah.adapters(model)["a0"].hold()
-    assert not torch.allclose(routed(model, rows)[0], before[0], atol=1e-4)
-    assert_same(model, rows)
+        other = copy.copy(module)
+        other.__class__ = type("Other", (type(module),), {"forward": lambda self, x, y: y})
+        assert constant_form(other, None) is other, "a subclass does not inherit the form"
 
 
 def test_a_module_that_may_change_is_read_in_each_call():
@@ -224,15 +205,6 @@ def test_banks_shrink_and_leave_with_their_modules():
     detach(model, "a0", "a1")
     gc.collect()
     assert not any(tensor() is not None for tensor in tensors)
-
-
-def test_a_wide_module_that_has_left_leaves_its_width():
-    """Narrower ones that come later are padded, although none as wide is there."""
-    model = held(methods=("lora(rank=2)", "lora(rank=9)"))
-    ah.detach(model, "a1")
-    attach(model, "lora(rank=3)", "later", seed=8)
-    attach(model, "lora(rank=12)", "wider", seed=9)
-    assert_same(model, ["later", "a0", None, "wider"])
 
 
 @pytest.mark.parametrize(
@@ -319,6 +291,10 @@ steps = st.lists(
 )
 
 
+# Modules narrower than one that has left are padded to its width; a change counts once it is held.
+@example([("attach", 0, "lora(rank=2)"), ("attach", 1, "lora(rank=9)"), ("detach", 1, None),
+          ("attach", 2, "lora(rank=3)"), ("attach", 3, "lora(rank=12)"), ("route", 0, None),
+          ("change", 0, None)])  # fmt: skip
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps)
 def test_random_histories(history):

@@ -13,7 +13,7 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
-from adapterhub.hooks.slot import Mark, Slot, drop_slot, output_slot
+from adapterhub.hooks.slot import Slot, drop_slot, output_slot
 from adapterhub.methods.common.site_module import InputModule
 from tests.kit import tiny_models
 from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
@@ -58,17 +58,6 @@ def test_active_modules_run_in_order_or_by_the_plan_of_rows(slot):
     assert set(slot.sites) == dict(slot.named_children()).keys() == {"next"}
 
 
-def test_the_last_mark_restores_the_module():
-    module = nn.Linear(2, 2)
-    attributes = set(vars(module))
-    first, second = Mark(module, "_marks", "a"), Mark(module, "_marks", "b")
-    assert module._marks == ["a", "b"]
-    first.remove()
-    assert module._marks == ["b"]
-    second.remove()
-    assert set(vars(module)) == attributes
-
-
 def test_dropping_a_slot_restores_the_host():
     model = tiny_models.model("bert")
     host = "bert.encoder.layer.0.output.dense"
@@ -87,35 +76,19 @@ def test_dropping_a_slot_restores_the_host():
 BLOCKS = (*TYPES, "lfm2_moe", "zaya", "jetmoe")
 
 
-def down_projection(*methods):
+def test_changed_inputs_reach_all_modules_of_a_projection():
     model = tiny_models.model("bert")
-    adapters = [ah.attach(model, m, name=str(i)) for i, m in enumerate(methods)]
-    for number, adapter in enumerate(adapters):
-        tiny_models.scramble(adapter, seed=number)
-    ah.activate(model, *(a.name for a in adapters))
-    modules = [
-        next(p.module for p in a.placed if p.site.id == "encoder.0.ffn.down") for a in adapters
-    ]
-    return model, model.bert.encoder.layer[0].output.dense, modules
-
-
-def test_a_changed_input_reaches_the_other_modules():
-    model, host, (low_rank, scale) = down_projection("lora(sites=['ffn.down'])", "ia3")
+    for seed, method in enumerate(("lora(sites=['ffn.down'])", "ia3", "ia3(sites=['ffn.down'])")):
+        tiny_models.scramble(ah.attach(model, method, name=str(seed)), seed=seed)
+    host = model.bert.encoder.layer[0].output.dense
     x = torch.randn(2, 3, host.in_features)
-    scaled = x * scale.scale
-    y = torch.nn.functional.linear(scaled, host.weight, host.bias)
-    expected = y + low_rank.scale * scaled @ low_rank.A.T @ low_rank.B.T
-    torch.testing.assert_close(host(x), expected)
-    ah.activate(model, "0")
-    y = torch.nn.functional.linear(x, host.weight, host.bias)
-    torch.testing.assert_close(host(x), y + low_rank.scale * x @ low_rank.A.T @ low_rank.B.T)
-
-
-def test_two_modules_can_change_one_input():
-    _, host, (first, second) = down_projection("ia3", "ia3(sites=['ffn.down'])")
-    x = torch.randn(2, 3, host.in_features)
-    expected = torch.nn.functional.linear(x * first.scale * second.scale, host.weight, host.bias)
-    torch.testing.assert_close(host(x), expected)
+    low_rank, *scales = (module for _, module in host.adapterhub.named_children())
+    for names, factor in (("0", 1), ("01", scales[0].scale),
+                          ("012", scales[0].scale * scales[1].scale)):  # fmt: skip
+        ah.activate(model, *names)
+        y = torch.nn.functional.linear(factor * x, host.weight, host.bias)
+        expected = y + low_rank.scale * factor * x @ low_rank.A.T @ low_rank.B.T
+        torch.testing.assert_close(host(x), expected)
     assert len(host._forward_pre_hooks) == 1
 
 
@@ -149,7 +122,7 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
     nightly=2,
 )
 def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method):
-    """One tensor, or a tuple that its output comes first in; as the input is, or flat."""
+    """One tensor, or a tuple that its output comes first in; as the input is, or flat; by rows."""
     model = expert_model(model_type)
     adapter = ah.attach(model, f"{method}(sites=[ffn], activation=relu)")
     redraw(adapter)
@@ -168,21 +141,13 @@ def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method
         torch.testing.assert_close(adapted.view(x.shape), alone.view(x.shape) + change)
     expert_logits(model).square().sum().backward()
     assert all(p.module.up.weight.grad.abs().sum() > 0 for p in blocks)
-    ah.detach(model)
-
-
-@long_table("model_type", BLOCKS, 3)
-def test_rows_have_their_own_bottlenecks_at_a_block_of_experts(model_type):
-    model = expert_model(model_type)
-    specs = "pfeiffer(sites=[ffn])", "parallel(sites=[ffn])"
-    for number, spec in enumerate(specs):
-        redraw(ah.attach(model, spec, name=str(number)), seed=number)
-    alone = []
+    redraw(ah.attach(model, "pfeiffer(sites=[ffn])", name="other"), seed=1)
+    rows, alone = ("default", "other", None), []
     with torch.no_grad():
-        for row, name in enumerate(("0", "1", None)):
+        for row, name in enumerate(rows):
             ah.activate(model, *filter(None, [name]))
             alone.append(expert_logits(model, [row]))
-        with ah.route(model, ["0", "1", None]):
+        with ah.route(model, rows):
             torch.testing.assert_close(expert_logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
     ah.detach(model)
 
