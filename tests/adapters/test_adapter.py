@@ -7,55 +7,7 @@ import torch
 from transformers import LevitConfig, LevitForImageClassification
 
 import adapterhub as ah
-from adapterhub.adapters.adapter import parameter_holders
 from tests.kit import tiny_models
-
-
-def test_tensors_are_named_by_site_method_and_parameter():
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, ["lora(rank=2, sites=['attn.q'], layers='top 1')", "bitfit"])
-    names = set(adapter.tensors())
-    assert {"encoder.1.attn.q.lora.A", "encoder.1.attn.q.lora.B"} <= names
-    assert "head.classifier.weight" in names
-    assert any(".bitfit." in name for name in names)
-
-
-def test_groups_partition_the_parameters():
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, ["lora-plus", "norms"])
-    grouped = [id(p) for group in adapter.groups() for _, p in group.named]
-    assert sorted(grouped) == sorted(map(id, adapter.parameters()))
-    assert len({group.rate for group in adapter.groups()}) > 1  # B learns faster than A
-
-
-def test_the_saved_form_has_no_parameters_of_training_alone():
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, "prefix(length=3, reparametrize=true, middle=4)")
-    assert any("trunk" in name for name in adapter.tensors())
-    saved = adapter.saved_tensors()
-    assert not any("trunk" in name for name in saved)
-    assert saved["encoder.0.attn.kv.prefix.prefix"].shape == (2, 3, 32)
-    assert adapter.manifest().methods[0]["prefix"]["reparametrize"] is False
-
-
-def test_train_mode_leaves_frozen_dropout_off():
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, "lora(dropout=0.5)")
-    adapter.train_mode()
-    modes = {name: m.training for name, m in model.named_modules()}
-    assert not modes["bert.embeddings.dropout"]
-    assert modes["classifier"]
-    module = adapter.placed[0].module
-    assert module.training
-    adapter.train_mode(dropout=True)
-    assert model.bert.embeddings.dropout.training
-
-
-def test_tied_parameters_have_all_their_holders():
-    model = tiny_models.language_model("gpt2")
-    tied = model.get_input_embeddings().weight
-    holders = parameter_holders(model)[id(tied)]
-    assert {type(module).__name__ for module, _ in holders} == {"Embedding", "Linear"}
 
 
 def test_an_owned_parameter_replaces_the_original_everywhere():

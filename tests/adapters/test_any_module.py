@@ -18,7 +18,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.common.projections import ProjectionMethod
 from tests.kit.compare import difference
-from tests.kit.own_models import GROUPED, KINDS, Everything, network
+from tests.kit.own_models import KINDS, Everything, network
 from tests.kit.selection import long_table
 from tests.kit.tiny_adapters import check_life
 from tests.kit.tiny_models import scramble_parameters
@@ -284,13 +284,7 @@ def test_what_needs_a_model_of_transformers_is_refused_by_name(net):
         ah.attach(net, "lily(sites=['conv'])")
     with pytest.raises(SiteError, match="no modules inside"):
         ah.attach(nn.Linear(2, 2), "lora")
-    with pytest.raises(AttachError, match="nor another module"):
-        ah.attach("net", "lora")
     assert ah.adapters(net) == {}
-
-
-def test_grouped_kinds_are_there():
-    assert set(GROUPED) <= KINDS.keys()
 
 
 class Reads(nn.Module):

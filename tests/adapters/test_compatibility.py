@@ -16,6 +16,7 @@ from adapterhub.adapters.state import backbone_fingerprint, get_state
 from adapterhub.anatomy.backbone import local_name
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
+from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods.common.base import restore_methods
 from tests.kit import tiny_models
 
@@ -45,37 +46,20 @@ def test_a_head_gets_the_saved_number_of_outputs(attached):
     fit_head(replace(manifest, labels=("x", "y"), tensors=tensors), adapter)
     assert adapter.labels == ("x", "y")
     assert adapter.head.own["classifier"].out_features == 2
-
-
-def test_labels_without_outputs_are_refused(attached):
-    _, adapter, manifest = attached
     with pytest.raises(MismatchError, match="does not fit this model"):
-        fit_head(replace(manifest, labels=("x", "y")), adapter)
-
-
-def test_a_folder_as_backbone_name_is_not_compared():
-    from adapterhub.interchange.translation import ImportedAdapter
-
-    imported = ImportedAdapter(
-        format="peft", name="a", methods=(), tensors={}, backbone="/home/someone/bert"
-    )
-    model = tiny_models.model("bert")
-    model.config._name_or_path = "acme/bert"
-    (note,) = check_backbone_name(imported, model)
-    assert "not checked" in note
-    with pytest.raises(MismatchError, match="different backbone"):
-        check_backbone_name(replace(imported, backbone="acme/other"), model)
+        fit_head(replace(manifest, labels=("x", "y")), adapter)  # without outputs for them
 
 
 @pytest.mark.parametrize("name", ["acme/bert", "/home/me/bert", ""])
-def test_a_local_backbone_name_is_compared_by_its_fingerprint(name):
-    from adapterhub.interchange.translation import ImportedAdapter
-
+def test_the_recorded_name_of_a_backbone_is_compared(name):
+    """A local name by its fingerprint, an id of the Hub if the model has a name; no folder."""
     model = tiny_models.model("bert")
     model.config._name_or_path = name
-    recorded = local_name("model", lambda: backbone_fingerprint(model))
-    imported = ImportedAdapter(format="peft", name="a", methods=(), tensors={}, backbone=recorded)
-    assert check_backbone_name(imported, model) == []
-    other = replace(imported, backbone="model--" + "0" * 12)
-    with pytest.raises(MismatchError, match="different backbone"):
-        check_backbone_name(other, model)
+    imported = ImportedAdapter(format="peft", name="a", methods=(), tensors={})
+    own = local_name("model", lambda: backbone_fingerprint(model))
+    assert check_backbone_name(replace(imported, backbone=own), model) == []
+    (note,) = check_backbone_name(replace(imported, backbone="/home/someone/bert"), model)
+    assert "not checked" in note
+    for other in ["model--" + "0" * 12, *(["acme/other"] if name else [])]:
+        with pytest.raises(MismatchError, match="different backbone"):
+            check_backbone_name(replace(imported, backbone=other), model)

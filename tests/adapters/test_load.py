@@ -31,15 +31,11 @@ def test_without_head_the_model_keeps_its_own(saved):
 
 
 def test_a_different_backbone_is_refused(saved):
+    """And the other adapters stay active."""
     folder, _ = saved
     model = tiny_models.model("bert", seed=1)
     with refused(model, "different backbone"):
         load_folder(model, folder)
-
-
-def test_the_other_adapters_stay_active_on_an_error(saved):
-    folder, _ = saved
-    model = tiny_models.model("bert", seed=1)
     ah.attach(model, "ia3", name="mine")
     before = model(**tiny_models.batch()).logits
     with pytest.raises(MismatchError):

@@ -12,30 +12,9 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.route import adapters, disabled
-from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.tiny_models import logits
-
-
-def test_the_order_of_names_is_the_order_of_the_stack():
-    """A scale and a low-rank update do not commute: y -> l (y + u) or l y + u."""
-    model = tiny_models.model("bert")
-    tiny_models.scramble(ah.attach(model, "ia3(sites=['attn.v'])", name="scale"), seed=1)
-    tiny_models.scramble(ah.attach(model, "lora(sites=['attn.v'])", name="update"), seed=2)
-    logits = {}
-    for names in (("scale", "update"), ("update", "scale")):
-        ah.activate(model, *names)
-        logits[names] = model(**tiny_models.batch()).logits
-    first, second = logits.values()
-    assert not torch.allclose(first, second)
-
-
-def test_what_is_no_name_is_refused():
-    model = tiny_models.model("bert")
-    ah.attach(model, "lora")
-    with pytest.raises(AttachError, match="3 is not the name of an adapter"):
-        ah.activate(model, 3)
 
 
 def calls(run):
@@ -176,11 +155,3 @@ def two():
 def test_logits_of_another_batch_are_not_split(two):
     with ah.route(two, ["a", "b"]) as routed, pytest.raises(AttachError, match="has 2"):
         routed.split(torch.zeros(3, 3))
-
-
-def test_an_error_inside_closes_the_route(two):
-    ah.activate(two, "a")
-    with pytest.raises(ZeroDivisionError), ah.route(two, ["a", "b"]):
-        raise ZeroDivisionError
-    assert get_state(two).routes == []
-    assert get_state(two).compositions == (("a",),)

@@ -11,7 +11,6 @@ from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
 from adapterhub.anatomy.projections import weights_read
-from adapterhub.anatomy.sites import is_path
 from adapterhub.errors import AttachError, SiteError
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
@@ -173,15 +172,6 @@ def test_names_are_roles_first_then_paths(subtests):
     with pytest.raises(SiteError, match="no such site") as error:
         anatomy.select(["self.query", "uery", "embeddings"])
     assert [line.split(";")[0] for line in error.value.offenders] == ["'uery'", "'embeddings'"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "path", "whether"),
-    [("q", "a.q", True), ("q", "a.pq", False), ("a.q", "b.a.q", True), ("*q", "a.pq", True),
-     ("a.*", "a.b.c", True), ("b.*", "a.b.c", False), ("q", "q", True), (".q", "a.q", False)],
-)  # fmt: skip
-def test_a_pattern_is_a_path_or_its_end(pattern, path, whether):
-    assert is_path(pattern, path) == whether
 
 
 @pytest.mark.parametrize(("architecture", "task"), [
