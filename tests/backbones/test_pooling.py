@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.pooling import check_pooling, trained_length, trained_pooling
-from adapterhub.errors import ConfigError
+from adapterhub.backbones.pooling import trained_length, trained_pooling
 from tests.kit import tiny_models
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -104,13 +103,6 @@ def test_a_pooling_that_the_class_has_anyway_adds_nothing(tmp_path: Path) -> Non
         write(folder, {"pooling_mode": mode})
         found = ah.attach(load(folder), "head").pooling
         assert (found and found.how) == pooling
-
-
-def test_a_name_is_checked() -> None:
-    assert check_pooling("model") == "model"
-    with pytest.raises(ConfigError, match="pooling") as error:
-        check_pooling("avg")
-    assert "mean" in str(error.value)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"max_seq_length": "9"}', "[" * 9999])

@@ -253,30 +253,6 @@ def test_only_layers_that_can_repack_are_changed_and_restored():
         assert not model[1]._forward_hooks
 
 
-class SavesInput(torch.autograd.Function):
-    """Keeps its input in attributes of the node, as bitsandbytes does."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.tensors, ctx.A = (x, x), x
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        assert ctx.tensors == (None, None)
-        assert ctx.A is None
-        return 2 * gradient
-
-
-def test_the_saved_input_is_freed_and_gradients_still_flow():
-    x = torch.ones(3, requires_grad=True)
-    y = SavesInput.apply(x)
-    quantized.drop_saved_input(nn.Identity(), (x,), y)
-    y.sum().backward()
-    assert x.grad.tolist() == [2, 2, 2]
-    quantized.drop_saved_input(nn.Identity(), (x,), torch.ones(3))  # no gradient: nothing to do
-
-
 def test_plain_tensors_and_layers_are_counted_and_not_decoded():
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         tensor = torch.zeros(3, 5, dtype=dtype)

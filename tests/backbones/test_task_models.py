@@ -62,14 +62,6 @@ def test_language_models_have_a_kind_and_a_class_of_no_kind_has_none():
     assert task_models.task_kind(transformers.BertForNextSentencePrediction(config)) is None
 
 
-def test_heads_that_are_not_pretrained():
-    without = {name for name, row in task_models.TASK_MODELS.items() if not row.has_head}
-    assert without == {
-        "features", "embedding", "masked-lm", "causal-lm", "seq2seq", "speech-recognition",
-        "image-text-to-text", "text-to-image",
-    }  # fmt: skip
-
-
 def test_embeddings_have_no_pooler(backbone):
     """It is not read, so that nothing of it may train; classes without the option stay."""
     model, _ = ah.load_backbone(str(backbone), task="embedding")
@@ -103,8 +95,3 @@ def test_classes_must_be_two_or_more_and_different(labels):
     with pytest.raises(ConfigError, match="two or more different labels") as error:
         task_models.label_options("classification", labels)
     assert 'task="classification"' in error.value.hint
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match=r"unknown task 'causal_lm'.*did you mean 'causal-lm'"):
-        task_models.task_model("causal_lm")

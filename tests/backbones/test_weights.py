@@ -18,14 +18,10 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import (
     DTYPES,
     Backbone,
-    device_of,
     has_values,
-    is_sharded,
     storage_problem,
     storage_problems,
-    whole,
 )
-from adapterhub.anatomy.sites import FeatureSlice
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight, reread_weight
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
@@ -49,14 +45,6 @@ def test_the_weight_is_output_by_input_in_any_layout(module):
     assert as_stored(module, weight).shape == module.weight.shape
     assert torch.equal(as_stored(module, as_stored(module, weight)), weight)
     assert weight.data_ptr() == module.weight.data_ptr(), "a view"
-
-
-def test_a_slice_of_a_fused_projection_is_rows_of_its_weight():
-    module = nn.Linear(3, 6)
-    part = FeatureSlice(1, 3, 3)
-    assert torch.equal(read_weight(module, part), module.weight[[1, 2, 4, 5]])
-    assert torch.equal(read_bias(module, part), module.bias[[1, 2, 4, 5]])
-    assert read_bias(nn.Linear(3, 6, bias=False), part) is None
 
 
 def test_a_weight_that_is_no_matrix_is_refused():
@@ -94,26 +82,8 @@ def test_the_dtype_and_the_quantization_of_a_model():
     assert Backbone.of(model).dtype_and_quantization({}) == ("fp32", "int8")
 
 
-def test_packed_projections_are_found():
-    model = tiny_models.model("bert")
-    assert ah.anatomy_of(model).packed_hosts() == []
-    query = model.bert.encoder.layer[0].attention.self.query
-    anatomy = ah.anatomy_of(model)
-    del query.weight
-    assert anatomy.packed_hosts() == ["bert.encoder.layer.0.attention.self.query"]
-
-
-def test_the_device_of_a_module():
-    tensor = torch.zeros(2)
-    assert whole(tensor) is tensor
-    assert not is_sharded(tensor)
-    assert device_of(nn.Linear(2, 2)) == torch.device("cpu")
-    assert device_of(nn.Sequential(nn.ReLU(), nn.Linear(2, 2, device="meta"))).type == "meta"
-    assert device_of(nn.ReLU()) is None
-
-
 def test_weights_are_read_as_they_compute():
-    for architecture in PROJECTIONS:
+    for architecture in (*PROJECTIONS, "gpt_neox"):
         model = tiny_models.model(architecture)
         for site in ah.anatomy_of(model).sites.values():
             if site.kind == "linear":
