@@ -14,9 +14,6 @@ from adapterhub.anatomy import anatomy_of
 from adapterhub.anatomy.backbone import (
     Backbone,
     base_classes,
-    first_existing,
-    has_path,
-    layer_paths,
     new_base_model,
     own_modules,
     padding_table,
@@ -61,25 +58,6 @@ def test_a_base_model_with_a_module_for_its_layers_has_no_task_head():
     assert anatomy.head() == {}
     assert any(path.startswith("embeddings.") for path in anatomy.parameters())
     assert isinstance(model.config, CONFIG_MAPPING["dinov3_vit"])
-
-
-def test_layers_of_nested_lists_are_numbered_across_them():
-    base = nn.Module()
-    base.groups = nn.ModuleList([nn.Module(), nn.Module()])
-    for group in base.groups:
-        group.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
-    assert layer_paths(base, "groups.*.layers") == [
-        "groups.0.layers.0", "groups.0.layers.1", "groups.1.layers.0", "groups.1.layers.1"
-    ]  # fmt: skip
-    assert layer_paths(base, "encoder.layers") == []
-
-
-def test_the_first_path_that_exists_is_taken():
-    layer = nn.ModuleDict({"up": nn.Linear(1, 1), "down": nn.Linear(1, 1)})
-    assert first_existing(layer, "gate|up|down") == "up"
-    assert first_existing(layer, "gate") is None
-    assert has_path(layer, "up>down")
-    assert not has_path(layer, "up>gate")
 
 
 def test_modules_are_those_without_adapters():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.families import decoders, encoder_decoders, encoders, rows_of
-from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.projections import reversible_stack
 from adapterhub.anatomy.sites import ROLES, layer_groups, names_a_role
 from tests.kit import tiny_models
@@ -96,42 +93,3 @@ def test_names_of_peft_select_the_modules_that_they_name(architecture):
         assert selected == {site.host for site in anatomy.select([f"*.{name}"])} | hosts & {name}
     every = [site for site in sites if site.role != "ffn.router"]
     assert [site.id for site in anatomy.select(["all-linear"])] == [site.id for site in every]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "there", "missing"),
-    [
-        ("llama", "decoder.0.ffn.gate", None),
-        ("opt", "decoder.0.ffn.up", "decoder.0.ffn.gate"),
-        ("gpt2", "decoder.0.attn.qkv", None),
-    ],
-)
-def test_the_sites_of_a_family(architecture, there, missing):
-    sites = ah.anatomy_of(tiny_models.language_model(architecture)).sites
-    assert there in sites
-    assert missing not in sites
-
-
-def test_the_facts_of_a_family():
-    """Fused parts, relative positions, positions that are counted from the padding index."""
-    gpt2, t5, bart = (
-        ah.anatomy_of(tiny_models.usual_model(name)).sites for name in ("gpt2", "t5", "bart")
-    )
-    parts = [gpt2[f"decoder.0.attn.{name}"] for name in "qkv"]
-    assert {part.host for part in parts} == {"transformer.h.0.attn.c_attn"}
-    assert all(part.part is not None for part in parts)
-    assert gpt2["decoder.0.attn.qkv"].part is None
-    assert t5["decoder.1.attn.kv"].bias is not None
-    assert bart["decoder.1.attn.kv"].bias is None
-    assert FAMILIES["roberta"].positions_from_padding
-    assert not FAMILIES["bert"].positions_from_padding
-
-
-def test_rows_are_immutable_and_claim_nothing_that_they_do_not_state():
-    stack = Stack("encoder", "layers", {"attn.q": "q"})
-    for value in (Family(("new",), (stack,), ("embeddings",)), stack):
-        for name in (field.name for field in dataclasses.fields(value)):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(value, name, None)
-    assert stack.norms is stack.bias is stack.body is None
-    assert (stack.root, dict(stack.fused)) == ("", {})

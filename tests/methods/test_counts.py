@@ -34,6 +34,7 @@ COUNTS = [
     ("bert", "norms", (1 + 2 * 2) * (32 + 32)),  # one behind the embeddings
     ("bert", "scalar-mix", 2 + 2),
     ("t5", "scalar-mix", 2 * (2 + 2)),
+    ("t5", "scalar-mix(sites=['decoder.mix'])", 2 + 2),
     ("bert", "head", 0),
     ("bert", "chosen", tiny_models.VOCAB * 32),
     ("gpt2", "chosen", tiny_models.VOCAB * 32),

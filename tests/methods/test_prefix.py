@@ -71,32 +71,23 @@ def test_latent_attention_reads_keys_and_values_of_two_sizes(latent, monkeypatch
     assert adapter.count() == Prefix(length=3).count(adapter.anatomy)
 
 
-def test_a_reparametrized_prefix_of_two_sizes_is_saved_as_a_plain_one(latent, tmp_path):
+def test_prefixes_of_two_sizes_are_saved_as_plain_ones_and_differ_between_rows(latent, tmp_path):
     ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
-    method = Prefix(length=3, reparametrize=True, middle=4)
-    adapter = ah.attach(latent, method)
-    tiny_models.scramble(adapter, std=0.5)
-    assert adapter.count() == method.count(adapter.anatomy)
+    networks = [Prefix(length=n, reparametrize=True, middle=4) for n in (2, 4)]
+    expected = []
     with torch.no_grad():
-        expected = latent(input_ids=ids).logits
-    adapter.save(tmp_path / "a")
-    ah.detach(latent)
-    loaded = ah.load(latent, tmp_path / "a")
-    assert not loaded.methods[0].reparametrize
-    with torch.no_grad():
-        torch.testing.assert_close(latent(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_rows_may_have_different_prefixes_of_two_sizes(latent):
-    ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
-    alone = []
-    for name, length in (("one", 2), ("two", 4)):
-        tiny_models.scramble(ah.attach(latent, Prefix(length=length), name=name), std=0.5)
-        with torch.no_grad():
-            alone.append(latent(input_ids=ids).logits[len(alone)])
-    with ah.route(latent, ["one", "two"]), torch.no_grad():
-        found = latent(input_ids=ids).logits
-    torch.testing.assert_close(found, torch.stack(alone), atol=1e-5, rtol=1e-5)
+        for name, method in zip(("one", "two"), networks, strict=True):
+            adapter = ah.attach(latent, method, name=name)
+            tiny_models.scramble(adapter, std=0.5)
+            assert adapter.count() == method.count(adapter.anatomy)
+            expected.append(latent(input_ids=ids).logits[len(expected)])
+            adapter.save(tmp_path / name)
+            adapter.detach()
+        for name in ("one", "two"):
+            assert not ah.load(latent, tmp_path / name).methods[0].reparametrize
+        with ah.route(latent, ["one", "two"]):
+            found = latent(input_ids=ids).logits
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_a_network_computes_the_reparametrized_prefix():

@@ -25,27 +25,17 @@ def test_the_stack_reads_the_prompt_and_the_tokens():
     inputs = tiny_models.batch()
     inputs["attention_mask"][0, 6:] = 0
     embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    table = model.get_input_embeddings().weight.detach()
     adapter = ah.attach(model, "prompt(length=4)")
-    tiny_models.scramble(adapter)
     (prompt,) = adapter.parameters()
+    assert all(any(torch.equal(row, token) for token in table) for row in prompt.detach())
+    tiny_models.scramble(adapter)
     output = hidden(model, **inputs)
     ah.activate(model)
     joined = torch.cat([prompt.detach().expand(3, -1, -1), embeddings], dim=1)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (4, 0), value=1)
     expected = hidden(model, inputs_embeds=joined, attention_mask=mask)[:, 4:]
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_the_prompt_starts_as_rows_of_the_embedding():
-    model = tiny_models.model("bert", "features")
-    table = model.get_input_embeddings().weight.detach()
-    (prompt,) = ah.attach(model, "prompt(length=4)").parameters()
-    assert all(any(torch.equal(row, token) for token in table) for row in prompt.detach())
-
-
-def test_the_prompt_of_an_encoder_decoder_belongs_to_the_encoder():
-    adapter = ah.attach(tiny_models.model("t5"), "prompt")
-    assert [p.site.id for p in adapter.placed] == ["encoder.embed"]
 
 
 def attached(spec):

@@ -9,7 +9,6 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, AttachError, MergeError, SiteError
-from adapterhub.methods.reft import token_sets
 from tests.kit import tiny_models
 from tests.kit.data import train
 
@@ -82,11 +81,6 @@ def test_a_token_in_both_sets_is_one_of_the_last():
     bare = states(model, {"input_ids": ids})
     expected = torch.cat([placed.module.first(bare[:, :1]), placed.module.last(bare[:, 1:])], 1)
     torch.testing.assert_close(edited, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_forms_of_positions():
-    assert [(each.kind, each.size) for each in token_sets("f3+l12")] == [("first", 3), ("last", 12)]
-    assert [(each.kind, each.size) for each in token_sets("l2")] == [("last", 2)]
 
 
 def test_a_stream_that_the_head_does_not_read_is_refused():

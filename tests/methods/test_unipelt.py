@@ -92,14 +92,6 @@ def test_a_sequence_gate_is_refused_in_generation():
     ah.attach(tiny_models.model("llama"), "unipelt(gate=sequence)")
 
 
-def test_default_sizes_are_those_of_the_paper():
-    """Section 4.1: rank 8, prefix length 10, bottleneck 48."""
-    method = METHODS["unipelt"]()
-    lora, prefix, bottleneck = method.parts()
-    assert (lora.rank, prefix.length, bottleneck.size) == (8, 10, 48)
-    assert lora.scale(8) == 1
-
-
 @long_table(("combined", "architecture", "other", "first"), [
     (c, a, o, f) for c in ("unipelt", "mam") for a in ("bert", "gpt2", "llama", "t5")
     for o in ("pfeiffer", "houlsby", "madx", "prefix", "lora", "scaled-parallel", "mam", "unipelt")

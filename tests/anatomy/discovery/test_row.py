@@ -103,14 +103,6 @@ def test_pictures_and_speech(make, method):
         assert found == "ok"
 
 
-def test_virtual_tokens_need_a_model_with_tokens():
-    model, _ = picture_model()
-    with pytest.raises(SiteError, match="prompt does not fit a vit backbone") as error:
-        ah.attach(model, "prompt")
-    assert {"lora", "prefix", "houlsby"} <= set(error.value.hint.replace(",", "").split())
-    assert "prompt" not in error.value.hint
-
-
 # A fused projection whose parts are not known, layers in pieces, convolutions in place of
 # projections, no layers at all: what is there, and methods that do not fit.
 PARTIAL = {
