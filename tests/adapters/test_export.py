@@ -13,7 +13,6 @@ import adapterhub as ah
 from adapterhub.adapters.export import blocking, compare, compare_method, in_peft, peft_is_installed
 from adapterhub.interchange.peft import exporter
 from tests.kit import tiny_models
-from tests.kit.peers import core
 
 
 def test_problems_are_returned_and_name_no_local_folder(tmp_path, monkeypatch):
@@ -24,33 +23,6 @@ def test_problems_are_returned_and_name_no_local_folder(tmp_path, monkeypatch):
     export = in_peft(tmp_path / "a")
     assert export.files is None
     assert "acme/gone" in export.problems[0]
-
-
-METHODS = {
-    "lora": "lora",
-    "dora": "dora",
-    "pissa": "pissa",
-    "ia3": "ia3",
-    "norms": "norms",
-    "biases": ["lora", "bitfit"],
-    "embeddings": ["lora", "chosen"],
-    "prompt": "prompt(length=3, counts_padding=true)",
-    "prefix": "prefix(length=3, positions=true, sites=['attn.kv'])",
-}
-CELLS = [(method, architecture) for architecture in tiny_models.ARCHITECTURES for method in METHODS]
-SOME = (("lora", "bert"), ("embeddings", "llama"), ("prefix", "gpt2"), ("prompt", "t5"))
-
-
-@pytest.mark.parametrize(("method", "architecture"), core(dict.fromkeys(CELLS), *SOME))
-@pytest.mark.parametrize("is_classifier", [True, False])
-def test_an_export_is_equal_or_refused(method, architecture, is_classifier):
-    make = tiny_models.usual_model if is_classifier else tiny_models.model
-    kind = "causal-lm" if architecture in tiny_models.DECODERS else "features"
-    kind = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else kind
-    model = make(architecture) if is_classifier else make(architecture, kind)
-    spec = METHODS[method]
-    if not blocking(model, spec):
-        assert compare_method(model, spec) == []
 
 
 CLASSES = ("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining",

@@ -8,10 +8,8 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
-import torch
 from torch import nn
 
 import adapterhub as ah
@@ -20,7 +18,6 @@ from adapterhub.hooks.composition import (
     NO_MODULES,
     AppliedModules,
     Average,
-    BatchPlan,
     ContextEntry,
     RecomputedInContext,
     adapter_names,
@@ -29,18 +26,11 @@ from adapterhub.hooks.composition import (
     has_average,
     is_stack,
     kept_values,
-    localize,
     parse_composition,
     set_entry,
 )
-from adapterhub.hooks.slot import Slot, through
+from adapterhub.hooks.slot import Slot
 from tests.kit import tiny_models
-
-STEPS = {"double": lambda y: 2 * y, "increment": lambda y: y + 1}
-
-
-def apply(key, y):
-    return STEPS[key](y)
 
 
 def test_user_input_becomes_a_composition():
@@ -64,62 +54,6 @@ def test_what_is_in_a_composition():
     assert is_stack([("a", "b"), ("a", "b")])
     for rows in ([("a", "b"), ("a",)], [("a", "a")], [Average(["a"])]):
         assert not is_stack(rows)
-
-
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        (("double", "increment"), 7),
-        (("increment", "double"), 8),
-        ((), 3),
-        (Average(["double", ("increment", "double"), ()], [0.5, 0.25, 0.25]), 3 + 2 + 0.75),
-    ],
-)
-def test_a_stack_applies_in_order_and_an_average_is_the_mean(node, expected):
-    assert through(node, torch.tensor([3.0]), apply).item() == expected
-
-
-def test_localizing_replaces_adapters_by_their_modules_at_a_site():
-    keys = {"a": ("a-0", "a-1"), "b": ("b-0",)}
-    assert localize(("a", "missing", "b"), keys) == ("a-0", "a-1", "b-0")
-    assert localize(Average(["a", "missing"]), keys) == Average([("a-0", "a-1"), ()])
-    assert localize(Average(["missing"]), keys) == ()
-
-
-def run(plan, step, y, *others, dim=0):
-    slot = Slot()
-    slot.active = AppliedModules(("a",), plan)
-    slot.sites["a"] = SimpleNamespace(id="attn.q")
-    return slot.run(step, y, *others, dim=dim)
-
-
-def increased(key, y, offset):
-    return apply(key, y) + offset
-
-
-OFFSETS = torch.tensor([[10.0], [20.0], [30.0], [40.0]])
-ROWS = [
-    (["double", (), "increment", "double"], increased, [[1.0], [2.0], [3.0], [4.0]], [OFFSETS], 0,
-     [[12.0], [2.0], [34.0], [48.0]]),
-    (["double", "increment"], apply, [[1.0, 2.0], [3.0, 4.0]], [], 1, [[2.0, 3.0], [6.0, 5.0]]),
-    # `generate` repeats rows for beams.
-    (["double", "increment"], apply, [[0.0], [1.0], [2.0], [3.0]], [], 0,
-     [[0.0], [2.0], [3.0], [4.0]]),
-    (["double", "increment"], increased, [[1.0], [3.0]], [5.0], 0, [[7.0], [9.0]]),  # for all rows
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "step", "y", "others", "dim", "expected"), ROWS)
-def test_each_row_passes_through_its_own_composition(rows, step, y, others, dim, expected):
-    plan = BatchPlan(rows)
-    assert plan.groups == tuple(dict.fromkeys(rows))
-    assert run(plan, step, torch.tensor(y), *others, dim=dim).tolist() == expected
-
-
-def test_a_batch_of_another_size_is_refused():
-    with pytest.raises(AttachError) as error:
-        run(BatchPlan(["a", "b"]), apply, torch.zeros(3, 1))
-    assert "attn.q" in str(error.value)
 
 
 def in_thread(function):

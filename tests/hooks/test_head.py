@@ -20,7 +20,6 @@ from adapterhub.hooks.head import (
     LayeredHead,
     activation_between,
     add_variant_slot,
-    drop_variant_slots,
     layered_head,
     with_parameters,
     without_variant_slots,
@@ -48,22 +47,6 @@ def set_variants(model, variants, plan):
     slot = add_variant_slot(model, "head", "user")
     slot.active = AppliedModules(tuple(variants), plan, variants)
     return slot
-
-
-def test_the_last_user_restores_the_model(model):
-    x, keys = torch.randn(2, 4), list(model.state_dict())
-    expected = model(x)
-    slot = set_variants(model, {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
-    assert not torch.equal(model(x), expected)
-    assert add_variant_slot(model, "head", "other") is slot
-    assert add_variant_slot(model, "head", "other") is slot, "once for each user"
-    drop_variant_slots(model, ["head"], "other")
-    assert not torch.equal(model(x), expected)
-    drop_variant_slots(model, ["head"], "user")
-    drop_variant_slots(model, ["head"], "user")  # it is gone already
-    assert torch.equal(model(x), expected)
-    assert list(model.state_dict()) == keys
-    assert not model.head._forward_hooks
 
 
 def test_a_copy_of_a_head_loses_the_slot(model):

@@ -11,62 +11,17 @@ from adapterhub.hooks.keyvalue import RelativeBias
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.site_module import PrefixModule
 from tests.kit import tiny_models
-
-LENGTHS = {"a": 2, "b": 3, "c": 1}
-
-
-def model_and_slot():
-    model = tiny_models.model("mpnet")
-    for name, length in LENGTHS.items():
-        ah.attach(model, f"prefix(length={length})", name=name)
-    return model, model.mpnet.encoder.layer[0].attention.attn.adapterhub
-
-
-def prefix(model, name):
-    slot = model.mpnet.encoder.layer[0].attention.attn.adapterhub
-    ah.activate(model, name)
-    (key,) = slot.keys
-    return slot.placed(key).prefix
+from tests.kit.tiny_adapters import check_rows
 
 
 def test_the_prefix_of_the_last_adapter_of_a_stack_comes_first():
-    model, slot = model_and_slot()
-    expected = torch.cat([prefix(model, "b"), prefix(model, "a")], dim=1)
-    ah.activate(model, "a", "b")
-    joined = slot.joined(4, None)
+    model = tiny_models.model("mpnet")
+    adapters = [ah.attach(model, f"prefix(length={n})", name=str(n)) for n in (2, 3)]
+    expected = torch.cat([adapter.placed[0].module.prefix for adapter in adapters[::-1]], dim=1)
+    ah.activate(model, "2", "3")
+    joined = model.mpnet.encoder.layer[0].attention.attn.adapterhub.joined(4, None)
     assert torch.equal(torch.stack([joined.key[0], joined.value[0]]), expected)
     assert joined.own is joined.gate is None
-
-
-def test_rows_have_their_own_and_shorter_ones_are_padded_in_front():
-    model, slot = model_and_slot()
-    rows = ["b", "a", None, "a", ["a", "c"]]
-    lengths = [3, 2, 0, 2, 3]
-    for copies in (1, 2):
-        with ah.route(model, rows):
-            joined = slot.joined(len(rows) * copies, None)
-        assert joined.key.shape == (len(rows) * copies, 3, 32)
-        expected = torch.arange(3) >= 3 - torch.tensor(lengths)[:, None]
-        assert torch.equal(joined.own, expected.repeat_interleave(copies, 0))
-        assert torch.equal(joined.key[0], prefix(model, "b")[0])
-        assert torch.equal(joined.value[3 * copies, 1:], prefix(model, "a")[1])
-        assert not joined.key[2 * copies].any()
-
-
-def test_prefixes_without_a_gate_have_open_ones_beside_others():
-    model, slot = model_and_slot()
-    gated = ah.attach(model, "unipelt(length=2, sites=['attn.kv'])", name="gated")
-    tiny_models.scramble(gated)
-    x = torch.randn(2, 5, 32)
-    with ah.route(model, ["gated", "b"]):
-        joined = slot.joined(2, x)
-    assert joined.gate.shape == (2, 5, 3)
-    assert torch.equal(joined.gate[1], torch.ones(5, 3))
-    assert (joined.gate[0, :, 1:] < 1).all()
-    assert joined.own.tolist() == [[False, True, True], [True, True, True]]
-
-
-ARCHITECTURES = ("t5", "umt5")
 
 
 class Distances(nn.Module):
@@ -109,7 +64,7 @@ def test_a_prefix_moves_queries_or_only_the_keys(prefixes, past, shift, distance
 
 
 @pytest.mark.parametrize("positions", ["true", "keys"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["t5", "umt5"])
 def test_generation_is_independent_of_the_cache(architecture, positions):
     model = tiny_models.model(architecture, "seq2seq")
 
@@ -137,14 +92,7 @@ def test_each_row_has_its_own_positions():
         tiny_models.scramble(ah.attach(model, spec, name=name))
     inputs = tiny_models.batch()
     inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
-    rows = ["keys", "none", "tokens"][: len(inputs["input_ids"])]
-    with torch.no_grad():
-        with ah.route(model, rows):
-            routed = model(**inputs).logits
-        for number, name in enumerate(rows):
-            ah.activate(model, name)
-            alone = model(**{k: v[number : number + 1] for k, v in inputs.items()}).logits
-            torch.testing.assert_close(routed[number], alone[0], atol=1e-5, rtol=1e-5)
+    check_rows(model, ["keys", "none", "tokens"], lambda: model(**inputs).logits, rtol=1e-5)
 
 
 def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):

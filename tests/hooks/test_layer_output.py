@@ -4,42 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.hooks.composition import AppliedModules, kept_values
-from adapterhub.hooks.layer_output import mix_slot
 from tests.kit import tiny_models
 from tests.kit.matrix import example
-from tests.kit.tiny_models import hidden_states
-
-
-class Recorder(nn.Module):
-    """Records its inputs and returns the first state."""
-
-    def forward(self, states, y):
-        self.states, self.y = states, y
-        return states[0]
-
-
-def test_a_module_reads_the_states_of_all_layers_and_replaces_the_last():
-    """And nothing is kept behind a pass."""
-    model = tiny_models.model("bert", "features")
-    bare, anatomy = hidden_states(model), ah.anatomy_of(model)
-    (site,) = anatomy.select(("mix",))
-    slot = mix_slot(anatomy, site)
-    assert mix_slot(anatomy, site) is slot
-    slot.add("recorder-0", site, recorder := Recorder())
-    assert all(map(torch.equal, hidden_states(model), bare))
-    assert not hasattr(recorder, "y")
-    slot.active = AppliedModules(("recorder-0",))
-    output = model(**tiny_models.batch()).last_hidden_state
-    assert not kept_values(slot)
-    assert len(recorder.states) == 2
-    for state, expected in zip([*recorder.states, recorder.y], bare, strict=True):
-        assert torch.equal(state, expected)
-    assert torch.equal(output, bare[0])
 
 
 def scores(model):

@@ -17,6 +17,7 @@ from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import AttachError, ConfigError, MergeError, MismatchError, SiteError
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import check_rows
 
 POOLED = tuple(
     name
@@ -126,13 +127,7 @@ def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture: str) -> None
     pooled_adapter(model, "houlsby", "model", "class")
     names = [*POOLS, "class", None, "mean"]
     batch = tiny_models.batch(rows=len(names))
-    with torch.no_grad():
-        with ah.route(model, names):
-            logits = model(**batch).logits
-        for row, name in enumerate(names):
-            ah.activate(model, *([name] if name else []))
-            alone = model(**{key: value[[row]] for key, value in batch.items()}).logits
-            torch.testing.assert_close(logits[[row]], alone, atol=1e-5, rtol=1e-5)
+    check_rows(model, names, lambda: model(**batch).logits, rtol=1e-5)
 
 
 def test_adapters_that_pool_differently_are_not_composed() -> None:

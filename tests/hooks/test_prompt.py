@@ -55,11 +55,6 @@ def test_a_prompt_is_next_to_its_text(subtests):
                 assert text.tolist() == [[2, 3, 4, 5]] * len(text)
 
 
-def test_without_mask_and_padding_nothing_moves():
-    assert batch().places(4, batch().lead(None), padding_last=True) is None
-    assert batch().lead(torch.ones(2, 1, 4, 4)) is None
-
-
 @pytest.mark.parametrize("additive", [False, True])
 def test_a_mask_over_pairs(additive):
     """Text sees the prompt, the prompt sees itself, and padding of a prompt is seen by itself."""
@@ -106,12 +101,6 @@ def extended(architecture, **inputs):
     return inputs, added
 
 
-def padded(side):
-    ids = tiny_models.batch(2, 6)["input_ids"]
-    ids[0, : 2 if side == "left" else 6][4 if side == "right" else 0 :] = tiny_models.PAD
-    return {"input_ids": ids, "attention_mask": ids.ne(tiny_models.PAD).long()}
-
-
 def test_embeddings_mask_and_types_are_longer_by_the_prompt():
     batch = tiny_models.batch(2, 6)
     inputs, added = extended("bert", **batch, token_type_ids=torch.ones_like(batch["input_ids"]))
@@ -122,19 +111,6 @@ def test_embeddings_mask_and_types_are_longer_by_the_prompt():
     assert (added.length, added.tokens) == (LENGTH, 6)
 
 
-@pytest.mark.parametrize(
-    ("side", "mask", "places"),
-    [
-        ("right", [1, 1, 1, 1, 1, 1, 1, 0, 0], [3, 4, 5, 6, 7, 8]),
-        ("left", [0, 0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 5, 6, 7, 8]),
-    ],
-)
-def test_the_prompt_stands_next_to_its_text(side, mask, places):
-    inputs, added = extended("llama", **padded(side))
-    assert inputs["attention_mask"].tolist() == [mask, [1] * 9]
-    assert added.places.tolist() == [places, [3, 4, 5, 6, 7, 8]]
-
-
 def test_positions_of_the_caller_are_behind_the_prompt():
     positions = torch.arange(6)[None].expand(2, -1)
     inputs, _ = extended("llama", **tiny_models.batch(2, 6), position_ids=positions)
@@ -142,10 +118,10 @@ def test_positions_of_the_caller_are_behind_the_prompt():
 
 
 def test_positions_that_count_from_padding_are_written_out():
-    inputs, _ = extended("roberta", **padded("right"))
+    inputs, _ = extended("roberta", **tiny_models.padded_batch("right"))
     first = tiny_models.PAD + 1
-    assert inputs["position_ids"][1].tolist() == list(range(first, first + LENGTH + 6))
-    assert inputs["position_ids"][0, -2:].tolist() == [tiny_models.PAD] * 2
+    assert inputs["position_ids"][0].tolist() == list(range(first, first + LENGTH + 9))
+    assert inputs["position_ids"][1, -2:].tolist() == [tiny_models.PAD] * 2
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import adapterhub as ah
 from adapterhub.hooks.prompt import _AROUND, OUTER
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import check_rows
 from tests.kit.tiny_models import logits
 
 # What the larger model does before it calls its language model.
@@ -88,12 +89,8 @@ def test_generated_tokens_are_those_without_a_cache_and_without_a_batch(model_ty
 def test_prompts_of_different_lengths_run_in_one_batch(model_type):
     model, text = attached(model_type), ids()
     tiny_models.scramble(ah.attach(model, "prompt(length=2)", name="short"), seed=4)
-    rows = ["short", "prompt"]
-    with ah.route(model, rows):
-        together = logits(model, input_ids=text, attention_mask=torch.ones_like(text))
-    for number, name in enumerate(rows):
-        ah.activate(model, name)
-        close(together[number : number + 1], logits(model, input_ids=text[number : number + 1]))
+    inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    check_rows(model, ["short", "prompt"], lambda: logits(model, **inputs))
 
 
 def test_a_text_that_is_longer_than_the_window_with_its_prompt():

@@ -99,17 +99,6 @@ def runs(model: Any, batch: dict[str, torch.Tensor]) -> tuple[Any, list[Any]]:
     return partial(model, **batch), [partial(model, **single) for single in singles]
 
 
-def test_relative_positions_come_from_the_first_layer() -> None:
-    model = tiny_models.model("t5", num_layers=3, **NO_DROPOUT)
-    adapter = ah.attach(model, "houlsby(sites=[encoder.ffn], layers=top 1)", name="mine")
-    adapter.train_mode()
-    run, singles = runs(model, tiny_models.batch())
-    with replayable(adapter.anatomy, "encoder") as replay:
-        plan = find_plan(model, replay, run, singles)
-    assert plan is not None
-    assert (plan.below, plan.computes_first) == (2, True)
-
-
 def replayed(model: Any, replay: StackReplay) -> dict[str, torch.Tensor]:
     """Record a batch of a model with a head that trains, and replay it; return the batch."""
     batch = tiny_models.batch()

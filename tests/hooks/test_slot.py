@@ -2,75 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
-import pytest
 import torch
-from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
-from adapterhub.hooks.composition import AppliedModules, BatchPlan
-from adapterhub.hooks.slot import Slot, drop_slot, output_slot
+from adapterhub.hooks.composition import AppliedModules
+from adapterhub.hooks.slot import output_slot
 from adapterhub.methods.common.site_module import InputModule
 from tests.kit import tiny_models
 from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
-
-
-class Affine(nn.Module):
-    """y -> a y + b."""
-
-    def __init__(self, a, b):
-        super().__init__()
-        self.a, self.b = a, b
-
-    def forward(self, y):
-        return self.a * y + self.b
-
-
-@pytest.fixture
-def slot():
-    """A slot with the inactive modules `twice` and `next`."""
-    site = ah.anatomy_of(tiny_models.model("bert")).sites["encoder.0.attn.q"]
-    slot = Slot()
-    slot.add("twice", site, Affine(2, 0))
-    slot.add("next", site, Affine(1, 1))
-    return slot
-
-
-def run(slot, y):
-    return slot.run(lambda key, y: slot.placed(key)(y), torch.tensor(y)).tolist()
-
-
-def test_active_modules_run_in_order_or_by_the_plan_of_rows(slot):
-    assert run(slot, [3.0]) == [3.0]
-    slot.active = AppliedModules(("twice", "next"))
-    assert run(slot, [3.0]) == [7.0]
-    slot.active = AppliedModules(("next", "twice"))
-    assert run(slot, [3.0]) == [8.0]
-    plan = BatchPlan([("next",), (), ("twice", "next")])
-    slot.active = AppliedModules(("twice", "next"), plan)
-    assert run(slot, [[3.0], [3.0], [3.0]]) == [[4.0], [3.0], [7.0]]
-    slot.remove("twice")
-    assert set(slot.sites) == dict(slot.named_children()).keys() == {"next"}
-
-
-def test_dropping_a_slot_restores_the_host():
-    model = tiny_models.model("bert")
-    host = "bert.encoder.layer.0.output.dense"
-    keys = list(model.state_dict())
-    adapter = ah.attach(model, "houlsby(layers=0)")
-    assert isinstance(model.get_submodule(host)._modules[CHILD], Slot)
-    copied = copy.deepcopy(model)
-    drop_slot(copied, host)
-    assert CHILD not in copied.get_submodule(host)._modules
-    assert not copied.get_submodule(host)._forward_hooks
-    adapter.detach()
-    assert list(model.state_dict()) == keys
-
+from tests.kit.tiny_adapters import check_rows
 
 # Experts that return scores or a state too, or that hold a matrix for each in several modules.
 BLOCKS = (*TYPES, "lfm2_moe", "zaya", "jetmoe")
@@ -142,13 +86,7 @@ def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method
     expert_logits(model).square().sum().backward()
     assert all(p.module.up.weight.grad.abs().sum() > 0 for p in blocks)
     redraw(ah.attach(model, "pfeiffer(sites=[ffn])", name="other"), seed=1)
-    rows, alone = ("default", "other", None), []
-    with torch.no_grad():
-        for row, name in enumerate(rows):
-            ah.activate(model, *filter(None, [name]))
-            alone.append(expert_logits(model, [row]))
-        with ah.route(model, rows):
-            torch.testing.assert_close(expert_logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
+    check_rows(model, ["default", "other", None], lambda: expert_logits(model))
     ah.detach(model)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,6 +135,20 @@ def check_life(
     assert difference(run(other), adapted) <= loaded
     ah.detach(other)
     return adapter
+
+
+def check_rows(
+    model: Any, rows: list[str | None], run: Callable[[], Tensor], rtol: float = 1e-4
+) -> None:
+    """Check that each row of a route has the outputs of its adapter alone; run: of all rows."""
+    alone = []
+    with torch.no_grad():
+        for number, name in enumerate(rows):
+            ah.activate(model, *filter(None, [name]))
+            alone.append(run()[number])
+        with ah.route(model, rows):
+            together = run()
+    torch.testing.assert_close(together, torch.stack(alone), atol=1e-5, rtol=rtol)
 
 
 # Adapters on top of others, on tiny models.

@@ -136,6 +136,7 @@ def test_methods_that_cannot_be_fused_are_refused(subtests):
         (("a", "ia3"), SiteError, "- ia3"),
         (("a", "unipelt"), SiteError, "- prefix"),
         (("a", "full"), SiteError, "- full"),
+        (("loreft", "direft"), SiteError, "cannot be mixed"),
     ]
     for adapters, error, words in cases:
         with subtests.test(adapters=adapters):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, AttachError, MergeError, SiteError
+from adapterhub.errors import AdapterhubError, MergeError, SiteError
 from tests.kit import tiny_models
 from tests.kit.data import train
 
@@ -147,13 +145,3 @@ def test_a_layer_that_any_method_names():
     tiny_models.scramble(adapter)
     losses = train(adapter, 3)
     assert losses[-1] < losses[0]
-
-
-def test_a_copied_and_a_fused_adapter():
-    model, batch = tiny_models.model("llama"), tiny_models.batch()
-    tiny_models.scramble(ah.attach(model, "loreft", name="a"))
-    expected = model(**batch).logits
-    assert torch.equal(copy.deepcopy(model)(**batch).logits, expected)
-    tiny_models.scramble(ah.attach(model, "loreft", name="b"))
-    with pytest.raises((AttachError, SiteError), match="cannot be mixed"):
-        ah.attach(model, {"adapterfusion": {"adapters": ["a", "b"]}}, name="f")

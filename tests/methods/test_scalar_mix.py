@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.hooks.composition import kept_values
+from adapterhub.hooks.slot import Slot
 from tests.kit import tiny_models
 from tests.kit.tiny_models import hidden_states
 
@@ -31,6 +33,8 @@ def test_the_output_is_the_mean_at_first_and_then_equation_1(architecture):
         tiny_models.scramble(adapter, std=1.0)
         output = model(**tiny_models.batch()).last_hidden_state
         torch.testing.assert_close(output, expected_mix(adapter, hidden), atol=1e-5, rtol=1e-5)
+    (slot,) = (module for module in model.modules() if isinstance(module, Slot))
+    assert not kept_values(slot), "nothing is kept behind a pass"
 
 
 def test_the_mix_enters_below_a_final_norm():
