@@ -74,15 +74,6 @@ def test_heads_are_drawn_from_the_seed_and_the_name_alone() -> None:
     assert torch.equal(first["heads.b.classifier.bias"], torch.zeros(3))
 
 
-def test_an_inactive_adapter_keeps_its_choice() -> None:
-    model, adapter = attached()
-    ah.activate(model, None)
-    select_head(adapter, "b")
-    assert model.config.num_labels == 3
-    ah.activate(model, "default")
-    assert model(input_ids=torch.tensor([[5, 6, 7, 2]])).logits.shape[-1] == 3
-
-
 def test_a_saved_folder_loads_one_head_at_a_time_and_routes_rows(tmp_path) -> None:
     model, adapter = attached()
     ids = torch.tensor([[5, 6, 7, 2], [5, 9, 8, 2]])
@@ -111,10 +102,15 @@ def test_a_saved_folder_loads_one_head_at_a_time_and_routes_rows(tmp_path) -> No
     assert headless.head is None
 
 
-def test_a_missing_head_is_refused() -> None:
-    _, adapter = attached()
+def test_an_inactive_adapter_keeps_its_choice_and_a_missing_head_is_refused() -> None:
+    model, adapter = attached()
+    ah.activate(model, None)
+    select_head(adapter, "b")
+    assert model.config.num_labels == 3
+    ah.activate(model, "default")
+    assert model(input_ids=torch.tensor([[5, 6, 7, 2]])).logits.shape[-1] == 3
     with pytest.raises(ConfigError, match="unknown head 'd'"):
         select_head(adapter, "d")
-    model = tiny_models.model("gpt2", "causal-lm")
+    without = tiny_models.model("gpt2", "causal-lm")
     with pytest.raises(AttachError, match="no task head"):
-        add_heads(ah.attach(model, "lora"), TASKS, 0)
+        add_heads(ah.attach(without, "lora"), TASKS, 0)

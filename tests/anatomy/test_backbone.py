@@ -114,26 +114,19 @@ def test_the_table_of_tokens():
     assert token_table(module) is module.embed_tokens
 
 
-def test_a_model_without_tokens_has_no_table():
+def test_the_vocabulary_of_a_model_that_was_never_on_disk():
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48,
         image_size=8, patch_size=4,
     )  # fmt: skip
-    model = transformers.ViTModel(config)
-    assert Backbone.of(model).token_embedding is None
-    Backbone.of(model).remember_vocabulary_size()
-    assert Backbone.of(model).checkpoint_vocabulary_size() is None
-
-
-def test_a_model_that_was_never_on_disk_has_no_checkpoint():
-    model = tiny_models.model("bert", "features")
-    assert Backbone.of(model).checkpoint_vocabulary_size() is None
-    Backbone.of(model).remember_vocabulary_size()
-    assert Backbone.of(model).checkpoint_vocabulary_size() == tiny_models.VOCAB
+    text, pictures = tiny_models.model("bert", "features"), transformers.ViTModel(config)
+    for model, size in ((text, tiny_models.VOCAB), (pictures, None)):
+        assert Backbone.of(model).checkpoint_vocabulary_size() is None
+        Backbone.of(model).remember_vocabulary_size()
+        assert Backbone.of(model).checkpoint_vocabulary_size() == size
     # A table that is no matrix of its own is not used.
-    model.set_input_embeddings(nn.Identity())
-    assert Backbone.of(model).token_embedding is None
-    assert torch.is_tensor(next(model.parameters()))
+    text.set_input_embeddings(nn.Identity())
+    assert Backbone.of(text).token_embedding is Backbone.of(pictures).token_embedding is None
 
 
 def test_the_modules_with_a_row_for_each_token():

@@ -53,8 +53,6 @@ def test_a_row_that_does_not_fit_is_refused():
 # A config option decides in BLOOM; in GPT-J one norm serves two sublayers.
 UNKNOWN = {("bloom", "attn"), ("bloom", "ffn"), ("gptj", "ffn"), ("xlnet", "attn")}
 PARALLEL = {"gpt_neox": {"use_parallel_residual": False}, "falcon": {"parallel_attn": False}}
-POST = ("bert", "roberta", "distilbert", "albert", "electra", "bart", "plbart", "openai-gpt")
-PRE = ("gpt2", "llama", "t5", "mbart", "m2m_100", "pegasus", "modernbert", "olmo2")
 
 
 def recorded(model, paths):
@@ -101,15 +99,6 @@ def test_the_block_is_what_the_layer_continues_with(architecture):
         if following and (following.stack, following.layer) == (site.stack, site.layer):
             residual = inputs[following.stream.input_host or following.host]
             torch.testing.assert_close(total, residual.view_as(total), atol=1e-5, rtol=1e-5)
-
-
-def test_pre_norm_and_post_norm_differ():
-    for architectures, post in ((POST, True), (PRE, False)):
-        for architecture in architectures:
-            assert architecture in FAMILIES
-            anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-            streams = {site.stream for site in anatomy.sites.values() if site.kind == "sublayer"}
-            assert all((stream.norm is not None) == post for stream in streams)
 
 
 def test_a_config_option_of_opt_moves_its_norms():

@@ -150,18 +150,6 @@ def test_experts_are_the_feed_forward_of_their_layers(model_type):
     assert whole == [f"{s}.{n}.ffn.up" not in anatomy.sites for s, n in layers]
 
 
-def test_hybrids_are_adapted_in_all_layers_and_prefixes_are_where_attention_is():
-    model = build("qwen3_next", "AutoModelForCausalLM")
-    adapter = ah.attach(model, "lora")
-    roles = {placed.site.layer: set() for placed in adapter.placed}
-    for placed in adapter.placed:
-        roles[placed.site.layer].add(placed.site.role)
-    assert roles.pop(3) == {"attn.q", "attn.v"}
-    assert sorted(roles) == [0, 1, 2, 4, 5]
-    assert all(role.startswith("mixer.") for each in roles.values() for role in each)
-    assert {p.site.layer for p in ah.attach(model, "prefix", name="b").placed} == {3}
-
-
 STACKS = {
     "clip": {"language", "vision"},
     "qwen2_vl": {"language", "vision"},

@@ -31,6 +31,10 @@ def test_the_model_is_ready_for_inference(backbone):
     reference = transformers.AutoModel.from_pretrained(backbone).state_dict()
     assert all(torch.equal(value, reference[k]) for k, value in model.bert.state_dict().items()
                if not k.startswith("pooler"))  # fmt: skip
+    # A new head, nothing of a complete checkpoint; of other models nothing is known.
+    assert Backbone.of(model).fresh == {"classifier.weight", "classifier.bias"}
+    for complete in (ah.load_backbone(str(backbone))[0], tiny_models.model("bert")):
+        assert Backbone.of(complete).fresh == frozenset()
 
 
 def test_a_missing_padding_token_is_replaced_by_eos(backbones):
@@ -95,14 +99,6 @@ def test_the_settings_of_transformers_return_even_after_an_error():
         raise RuntimeError
     assert transformers.logging.get_verbosity() == before
     assert transformers.logging.is_progress_bar_enabled()
-
-
-def test_what_is_newly_initialized(backbone):
-    """A new head, nothing of a complete checkpoint; of other models nothing is known."""
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["no", "yes"])
-    assert Backbone.of(model).fresh == {"classifier.weight", "classifier.bias"}
-    for complete in (ah.load_backbone(str(backbone))[0], tiny_models.model("bert")):
-        assert Backbone.of(complete).fresh == frozenset()
 
 
 KINDS = ("classification", "tagging", "multiple-choice")

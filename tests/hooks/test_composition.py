@@ -19,13 +19,11 @@ from adapterhub.hooks.composition import (
     AppliedModules,
     Average,
     ContextEntry,
-    RecomputedInContext,
     adapter_names,
     applying,
     current_entry,
     has_average,
     is_stack,
-    kept_values,
     parse_composition,
     set_entry,
 )
@@ -108,27 +106,6 @@ def test_what_is_kept_belongs_to_the_thread_and_the_slot_and_dies_with_it():
     del slot, value
     gc.collect()
     assert reference() is None
-
-
-def test_a_recomputation_sees_the_context_of_the_first_computation(slot):
-    computed = []
-
-    def checkpoint(function, *args):
-        return function, args
-
-    def layer(x):
-        computed.append((x, slot.keys, slot.kept("state")))
-
-    slot.keep("state", "first")
-    with applying(slot.scope, entry_of(slot, "a")):
-        function, args = RecomputedInContext(checkpoint)(layer, 1)
-        function(*args)
-    slot.keep("state", "next")
-    in_thread(lambda: function(*args))
-    function(*args)
-    assert computed == [(1, ("a",), "first")] * 3
-    assert (slot.keys, slot.kept("state")) == (("active",), "next")
-    assert kept_values(slot) == {"state": "next"}
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "scalar-mix"])

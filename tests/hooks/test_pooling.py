@@ -205,11 +205,13 @@ def test_a_compiled_model_pools(architecture: str) -> None:
     torch.compiler.reset()
 
 
-def test_outputs_may_be_tuples() -> None:
+def test_outputs_may_be_tuples_and_a_mask_is_one_of_tokens() -> None:
     model = tiny_models.model("bert")
     pooled_adapter(model, "lora", "mean")
     batch = tiny_models.padded_batch("right")
     expected = model(**batch).logits
+    with pytest.raises(SiteError, match="attention_mask of"):
+        model(**tiny_models.batch() | {"attention_mask": torch.ones(3, 1, 9, 9)})
     model.config.return_dict = False
     assert torch.equal(model(**batch, return_dict=False)[0], expected)
 
@@ -242,14 +244,6 @@ def test_models_that_cannot_pool_are_refused(
         ah.attach(model(), "lora", pooling=how)
     if error is SiteError:
         ah.attach(model(), "lora", pooling="model")
-
-
-def test_a_mask_that_is_not_of_tokens_is_refused() -> None:
-    model = tiny_models.model("bert")
-    pooled_adapter(model, "lora", "mean")
-    batch = tiny_models.batch() | {"attention_mask": torch.ones(3, 1, 9, 9)}
-    with pytest.raises(SiteError, match="attention_mask of"):
-        model(**batch)
 
 
 def test_a_plain_checkpoint_and_peft_cannot_pool(tmp_path: Path) -> None:

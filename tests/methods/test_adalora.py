@@ -15,7 +15,6 @@ from torch import Tensor
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, TrainingError
-from adapterhub.loop import checkpoint
 from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter
@@ -41,17 +40,12 @@ def components(adapter: Any) -> int:
     return sum(int(placed.module.E.count_nonzero()) for placed in adapter.placed)
 
 
-class Killed(Exception):
-    """Simulates a kill: no code of the package handles it."""
-
-
 def fit(
     output: Path,
     adapter: Any,
     options: RunOptions = OPTIONS,
     *,
     score: Callable[[int], float] = float,
-    kill_at: int = -1,
     resume: bool = False,
 ) -> TrainingResult:
     """Train; the score of an evaluation is a function of the steps that are done."""
@@ -62,8 +56,6 @@ def fit(
     def evaluate() -> Mapping[str, float]:
         nonlocal steps
         steps = session.progress.step
-        if steps == kill_at:
-            raise Killed
         return {"accuracy": score(steps), "components": components(adapter)}
 
     def collate(rows: list[int]) -> dict[str, Tensor]:
@@ -93,21 +85,6 @@ def test_the_best_evaluation_is_of_the_final_ranks(tmp_path: Path) -> None:
     assert components(adapter) == SITES
     # Evaluations before that do not use up the patience.
     assert result.steps == 9
-
-
-@pytest.mark.parametrize("kill_at", [2, 4, 7])
-def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, kill_at: int) -> None:
-    fit(tmp_path / "whole", attached())
-    with pytest.raises(Killed):
-        fit(tmp_path / "parts", attached(), kill_at=kill_at)
-    fit(tmp_path / "parts", attached(), resume=True)
-    whole, parts = (
-        checkpoint.load_checkpoint(tmp_path / name / "checkpoints" / "last").tensors
-        for name in ("whole", "parts")
-    )
-    assert any(name.endswith("E_mean") for name in whole)
-    assert whole.keys() == parts.keys()
-    assert all(whole[name].numpy().tobytes() == parts[name].numpy().tobytes() for name in whole)
 
 
 def test_another_length_is_refused(tmp_path: Path) -> None:

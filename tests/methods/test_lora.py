@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -66,21 +65,6 @@ def test_the_backward_pass_of_lora_fa_keeps_no_input() -> None:
         one.module(x, y)
     assert torch.Size((7, 3)) in kept
     assert x.shape not in kept
-
-
-@pytest.mark.filterwarnings("ignore:the files or the model do not name their backbone")
-def test_lora_fa_is_a_lora_in_peft(tmp_path: Path) -> None:
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, "lora-fa(rank=3)")
-    tiny_models.scramble(adapter)
-    with torch.no_grad():
-        expected = model(**tiny_models.batch()).logits
-    adapter.export(tmp_path / "peft")
-    again = tiny_models.model("bert")
-    loaded = ah.load(again, tmp_path / "peft")
-    assert next(method.name for method in loaded.methods) == "lora"
-    with torch.no_grad():
-        torch.testing.assert_close(again(**tiny_models.batch()).logits, expected)
 
 
 @pytest.mark.parametrize("architecture", PROJECTIONS)
