@@ -11,29 +11,12 @@ import adapterhub as ah
 from adapterhub.adapters.load import load_folder
 from adapterhub.errors import MismatchError
 from tests.kit import tiny_models
+from tests.kit.tiny_adapters import save_alone
 
 
-@pytest.fixture
-def saved(tmp_path):
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, "lora(rank=2)", name="polite")
-    tiny_models.scramble(adapter)
-    adapter.save(tmp_path / "polite")
-    return tmp_path / "polite", model(**tiny_models.batch()).logits
-
-
-def test_without_head_the_model_keeps_its_own(saved):
-    folder, _ = saved
-    model = tiny_models.model("bert", num_labels=5)
-    adapter = load_folder(model, folder, head=False)
-    assert adapter.head is None
-    assert model(**tiny_models.batch()).logits.shape[-1] == 5
-
-
-def test_a_different_backbone_is_refused(saved):
+def test_a_different_backbone_is_refused(tmp_path):
     """And the other adapters stay active."""
-    folder, _ = saved
-    model = tiny_models.model("bert", seed=1)
+    folder, model = save_alone(tmp_path / "polite"), tiny_models.model("bert", seed=1)
     with refused(model, "different backbone"):
         load_folder(model, folder)
     ah.attach(model, "ia3", name="mine")

@@ -75,8 +75,10 @@ def test_the_room_is_the_function():
 def test_it_nests_with_itself_and_with_routes(model):
     adapted = logits(model)
     rows = len(adapted)
-    with ah.route(model, ["a"] * rows):
+    with ah.route(model, ["a"] * rows) as route:
         routed = logits(model)
+        with pytest.raises(AttachError, match=f"has {rows}"):
+            route.split(torch.zeros(rows + 1, 3))
         with disabled(model):
             bare = logits(model)
             with ah.route(model, ["a"] * rows), disabled(model):
@@ -142,16 +144,3 @@ def test_the_text_of_an_adapter(model):
         tiny_models.model("bert", "features"), ["lora(rank=2)", "prefix"], name="two words"
     )
     assert repr(c).startswith("<Adapter 'two words': lora(rank=2) + prefix on BertModel, ")
-
-
-@pytest.fixture
-def two():
-    two = tiny_models.model("bert")
-    for seed, name in enumerate(("a", "b")):
-        tiny_models.scramble(ah.attach(two, "lora(rank=2)", name=name), seed=seed)
-    return two
-
-
-def test_logits_of_another_batch_are_not_split(two):
-    with ah.route(two, ["a", "b"]) as routed, pytest.raises(AttachError, match="has 2"):
-        routed.split(torch.zeros(3, 3))

@@ -69,17 +69,6 @@ def test_a_pass_ends_with_what_it_began_with():
     assert torch.equal(model(**batch).logits, expected)
 
 
-def test_replacing_exchanges_one_activation_for_another():
-    model = tiny_models.model("bert")
-    tiny_models.scramble(ah.attach(model, "bitfit", name="a"))
-    passes, own = get_state(model).passes, model.bert.encoder.layer[0].attention.self.query.bias
-    assert passes.replacing is passes.active
-    passes.replace(None)
-    assert model.bert.encoder.layer[0].attention.self.query.bias is not own
-    passes.replace(passes.active)
-    assert model.bert.encoder.layer[0].attention.self.query.bias is own
-
-
 def test_labels_of_a_route_are_those_of_the_loss_only():
     model = two_adapters()
     before = dict(model.config.id2label)

@@ -21,6 +21,7 @@ from adapterhub.hooks.attention import SUPPORTED, WatchedProducts
 from adapterhub.hooks.keyvalue import JoinedPrefixes
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import check_rows
 from tests.kit.tiny_models import logits
 
 
@@ -229,17 +230,9 @@ def test_rows_have_their_own_prefixes_in_generation(architecture):
     model = tiny_models.language_model(architecture)
     for number, spec in enumerate(PREFIXES):
         tiny_models.scramble(ah.attach(model, spec, name=str(number)), std=0.5, seed=number)
-    inputs = tiny_models.batch(3)
-    inputs["attention_mask"][:] = 1
     options = {"max_new_tokens": 5, "do_sample": False, "num_beams": 2, "pad_token_id": 1}
-    alone = []
-    for row, name in enumerate("012"):
-        ah.activate(model, name)
-        one = {key: value[row : row + 1] for key, value in inputs.items()}
-        alone.append(model.generate(**one, **options, min_new_tokens=5))
-    with ah.route(model, list("012")):
-        together = model.generate(**inputs, **options, min_new_tokens=5)
-    assert together.tolist() == torch.cat(alone).tolist()
+    inputs = tiny_models.batch(3) | options | {"min_new_tokens": 5}
+    check_rows(model, list("012"), lambda: model.generate(**inputs))
 
 
 # Falcon's own eager attention adds the bias twice, so its implementations differ without adapters.

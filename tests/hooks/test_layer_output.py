@@ -27,12 +27,13 @@ def test_a_mix_is_refused_where_heads_read_another_stream():
     bare, inputs = scores(model), tiny_models.batch()
     with torch.no_grad():
         outputs = model(**inputs).logits
-    tiny_models.scramble(ah.attach(model, "scalar-mix"), std=0.5)
-    with torch.no_grad():
-        assert not torch.allclose(model(**inputs).logits, outputs, atol=1e-3)
-    with pytest.raises(SiteError, match="stream of hidden states") as error:
-        scores(model)
-    assert "target_mapping" in error.value.expected
+    for method in ("loreft", "scalar-mix"):
+        tiny_models.scramble(ah.attach(model, method, name=method), std=0.5)
+        with torch.no_grad():
+            assert not torch.allclose(model(**inputs).logits, outputs, atol=1e-3)
+        with pytest.raises(SiteError, match="stream of hidden states") as error:
+            scores(model)
+        assert "target_mapping" in error.value.expected
     ah.activate(model)
     assert all(torch.equal(a, b) for a, b in zip(scores(model), bare, strict=True))
 

@@ -264,21 +264,6 @@ def test_a_packed_row_of_several_banks(names):
     torch.testing.assert_close(packed.view(expected.shape), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_beams_repeat_each_row():
-    model = tiny_models.language_model("gpt2").eval()
-    for number, method in enumerate(METHODS[:6]):
-        attach(model, method, f"a{number}", seed=number)
-    rows = [*ah.adapters(model), None]
-    ids = tiny_models.batch(len(rows), 5, seed=3)["input_ids"]
-    options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
-    with ah.route(model, rows):
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    with pytest.MonkeyPatch.context() as patch, ah.route(model, rows):
-        patch.setattr(Slot, "stacked", lambda *_: None)
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    assert torch.equal(found, expected)
-
-
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("attach"), st.integers(0, 5), st.sampled_from(METHODS)),

@@ -38,6 +38,11 @@ COUNTS = [
     ("bert", "head", 0),
     ("bert", "chosen", tiny_models.VOCAB * 32),
     ("gpt2", "chosen", tiny_models.VOCAB * 32),
+    # Two layers of four experts: 32 -> 2 * 48 for gates and the middle, 48 -> 32 behind.
+    ("mixtral", "lora(sites=[ffn.experts.*], rank=3)", 2 * 4 * 3 * (32 + 96 + 48 + 32)),
+    ("mixtral", "lora(sites=[ffn.experts.*], rank=3, experts=shared)", 2 * 3 * (128 + 80)),
+    ("mixtral", "ia3(sites=[ffn.experts.down])", 2 * 4 * 48),
+    ("mixtral", "ia3(sites=[ffn.experts.down], experts=shared)", 2 * 48),
 ]
 
 

@@ -21,7 +21,6 @@ from tests.kit.own_models import IMPLEMENTATIONS, TYPES, expert_logits, expert_m
 from tests.kit.selection import long_table
 from tests.kit.tiny_adapters import EQUATIONS
 
-EXPERTS = "[ffn.experts.*]"
 SITES = ["ffn.experts.*"]
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "experts.md"
 ABLE = sorted(
@@ -67,33 +66,6 @@ def test_the_guide_lists_the_methods_that_have_updates_of_experts():
     text = " ".join(GUIDE.read_text(encoding="utf-8").split())
     (listed,) = re.findall("have the same option: (.*?)[.] ", text)
     assert re.findall("`(.*?)`", listed) == ABLE
-
-
-def sizes(model, role="ffn.experts."):
-    return [
-        (site.d_in, site.d_out, site.held.experts)
-        for site in ah.anatomy_of(model).sites.values()
-        if site.role.startswith(role)
-    ]
-
-
-def test_numbers_of_parameters(model):
-    each = [(d_in + d_out, experts) for d_in, d_out, experts in sizes(model)]
-    assert len(each) > 1
-    cases = {
-        f"lora(sites={EXPERTS}, rank=3)": sum(3 * d * e for d, e in each),
-        f"lora(sites={EXPERTS}, rank=3, experts=shared)": sum(3 * d for d, _ in each),
-        "ia3(sites=[ffn.experts.down])": sum(
-            d_in * e for d_in, _, e in sizes(model, "ffn.experts.down")
-        ),
-        "ia3(sites=[ffn.experts.down], experts=shared)": sum(
-            d_in for d_in, _, _ in sizes(model, "ffn.experts.down")
-        ),
-    }
-    for spec, expected in cases.items():
-        adapter = ah.attach(model, spec)
-        assert adapter.count() == expected == adapter.methods[0].count(adapter.anatomy), spec
-        adapter.detach()
 
 
 def test_experts_are_no_default_sites_of_any_method():
