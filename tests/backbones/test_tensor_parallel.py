@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import every_type
 import pytest
-import torch
+from torch import nn
 
 from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_parallel
 from adapterhub.errors import BackboneError, ConfigError
@@ -86,15 +86,11 @@ def test_most_types_with_a_plan_are_covered():
     assert len(EVERY) >= 20
 
 
-def test_a_model_in_one_process_is_not_divided():
-    assert tensor_parallel(every_type.build("llama", "AutoModelForCausalLM", tiny=True)) is None
-    assert tensor_parallel(torch.nn.Linear(2, 2)) is None
-
-
 def test_one_process_cannot_divide_a_model(tmp_path):
     with pytest.raises(ConfigError, match="there is only one") as error:
         loading_by_plan(tmp_path)
     assert "torchrun" in error.value.hint
+    assert tensor_parallel(tiny_models.model("llama")) is tensor_parallel(nn.Linear(2, 2)) is None
 
 
 @pytest.mark.parametrize(
