@@ -40,6 +40,20 @@ def net():
 IDS = torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(1))
 
 
+def test_an_attention_whose_batch_is_second_has_one_adapter_and_roles():
+    module, x = network("attention, tokens first")
+    for name in ("default", "other"):
+        ah.attach(module, "lora(sites=['host.q'])", name=name)
+    rows = ["default", "other", "other", "default", None]
+    with ah.route(module, rows), pytest.raises(AttachError, match="first dimension"):
+        module(x)
+    # Weights that the module around reads.
+    roles = {name: site.role for name, site in ah.anatomy_of(Stack()).sites.items()}
+    assert (roles["blocks.1.qkv"], roles["blocks.1.qkv.v"]) == ("attn.qkv", "attn.v")
+    assert roles["attention.qkv"] == "qkv"  # outside of layers: nothing by default
+    assert "attn" not in roles.values()
+
+
 def test_sites_have_their_paths_and_the_roles_of_transformers(net):
     sites = ah.anatomy_of(net).sites
     roles = {name: site.role for name, site in sites.items()}
@@ -235,15 +249,6 @@ def test_held_modules_at_a_kernel_compute_the_same(method):
         assert difference(module(x), expected) <= TOLERANCE
 
 
-def test_an_attention_whose_batch_is_second_has_one_adapter():
-    module, x = network("attention, tokens first")
-    ah.attach(module, "lora(sites=['host.q'])")
-    ah.attach(module, "lora(sites=['host.q'])", name="other")
-    rows = ["default", "other", "other", "default", None]
-    with ah.route(module, rows), pytest.raises(AttachError, match="first dimension"):
-        module(x)
-
-
 def test_the_head_is_what_the_caller_names(net, tmp_path):
     with pytest.raises(SiteError, match="no such module") as error:
         ah.attach(net, "lora", head=["fcc"])
@@ -346,13 +351,6 @@ def test_weights_of_an_attention(method, build, batch, sites, tmp_path):
     check_life(net, lambda net: net(*batch), spec, tmp_path / "a", **options)
     with pytest.raises(ah.AdapterhubError, match="cannot"):
         ah.attach(net, spec).export(tmp_path / "theirs")
-
-
-def test_roles_of_weights_that_the_module_around_reads():
-    roles = {name: site.role for name, site in ah.anatomy_of(Stack()).sites.items()}
-    assert (roles["blocks.1.qkv"], roles["blocks.1.qkv.v"]) == ("attn.qkv", "attn.v")
-    assert roles["attention.qkv"] == "qkv"  # outside of layers: nothing by default
-    assert "attn" not in roles.values()
 
 
 class Codebook(nn.Module):

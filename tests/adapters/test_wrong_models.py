@@ -68,7 +68,7 @@ def test_what_the_error_says_of_a_peft_model_works(kind):
             ah.attach(wrapped.get_base_model(), "lora")
 
 
-def test_a_model_with_adapters_of_peft_in_its_layers_is_refused():
+def test_a_model_with_adapters_of_another_library_in_its_layers_is_refused():
     """Its outputs would be the adapter's and theirs, and its files would not say so."""
     own = tiny_models.model("bert")
     own.add_adapter(PEFT["lora"])  # transformers' integration of peft
@@ -80,13 +80,10 @@ def test_a_model_with_adapters_of_peft_in_its_layers_is_refused():
         with pytest.raises(AttachError, match="adapters of the library peft in its layers"):
             ah.attach(model, "lora")
         assert ah.adapters(model) == {}
-    assert library_inside(tiny_models.model("bert")) is None
-
-
-def test_a_model_of_the_library_adapters_is_refused():
     model = tiny_models.model("bert")
-    kind = type(model)
-    model.__class__ = type("BertWithAdapters", (kind,), {"__module__": "adapters.models.bert"})
+    assert library_inside(model) is None
+    adapters = {"__module__": "adapters.models.bert"}  # the library of this name
+    model.__class__ = type("BertWithAdapters", (type(model),), adapters)
     with pytest.raises(AttachError, match="of the library adapters in its layers") as error:
         ah.attach(model, "lora")
     assert "load_backbone(ID)" in error.value.hint

@@ -88,21 +88,16 @@ def test_a_mask_over_pairs_in_a_sliding_window(past):
 LENGTH = 3
 
 
-def stack(architecture):
-    """Return a stack with a prompt, and its slot."""
+def extended(architecture, **inputs):
+    """Put a prompt in front of the inputs of a stack, and return them."""
     model = tiny_models.model(architecture, "features")
     ah.attach(model, f"prompt(length={LENGTH})")
     root = next(m for m in model.modules() if "adapterhub" in m._modules)
-    return root, root._modules["adapterhub"]
-
-
-def extended(architecture, **inputs):
-    root, slot = stack(architecture)
-    added = PromptedInputs(inputs, slot).extend(root)
+    added = PromptedInputs(inputs, root._modules["adapterhub"]).extend(root)
     return inputs, added
 
 
-def test_embeddings_mask_and_types_are_longer_by_the_prompt():
+def test_embeddings_mask_types_and_positions_are_longer_by_the_prompt():
     batch = tiny_models.batch(2, 6)
     inputs, added = extended("bert", **batch, token_type_ids=torch.ones_like(batch["input_ids"]))
     assert "input_ids" not in inputs
@@ -110,15 +105,9 @@ def test_embeddings_mask_and_types_are_longer_by_the_prompt():
     assert inputs["attention_mask"].shape == (2, LENGTH + 6)
     assert inputs["token_type_ids"][0].tolist() == [0] * LENGTH + [1] * 6
     assert (added.length, added.tokens) == (LENGTH, 6)
-
-
-def test_positions_of_the_caller_are_behind_the_prompt():
-    positions = torch.arange(6)[None].expand(2, -1)
-    inputs, _ = extended("llama", **tiny_models.batch(2, 6), position_ids=positions)
+    inputs, _ = extended("llama", **batch, position_ids=torch.arange(6)[None].expand(2, -1))
     assert inputs["position_ids"].tolist() == [list(range(LENGTH + 6))] * 2
-
-
-def test_positions_that_count_from_padding_are_written_out():
+    # Positions that count from padding are written out.
     inputs, _ = extended("roberta", **tiny_models.padded_batch("right"))
     first = tiny_models.PAD + 1
     assert inputs["position_ids"][0].tolist() == list(range(first, first + LENGTH + 9))
