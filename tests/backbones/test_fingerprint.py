@@ -45,6 +45,7 @@ def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
         model = transformers.AutoModel.from_pretrained(tmp_path / "a", dtype=dtype)
         assert of_model(model) == expected, dtype
     assert of_model(model.float()) == expected, "cast after it was loaded"
+    assert of_model(tiny_models.usual_model(architecture, seed=1)) != expected, "other weights"
 
 
 def test_names_of_2019_and_buffers_of_2020_change_nothing(tmp_path):

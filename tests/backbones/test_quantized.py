@@ -17,6 +17,7 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import quantization_kind
 from adapterhub.backbones import quantized
 from adapterhub.backbones.checkpoint import stored_quantization
+from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 from adapterhub.errors import AttachError, BackboneError, ConfigError
 from adapterhub.patch import Patch
 from tests.kit import own_models, tiny_models
@@ -95,6 +96,15 @@ def test_another_quantization_or_what_transformers_cannot_decode_is_refused(
     with pytest.raises(ConfigError, match=said) as error:
         quantized.remaining_quantization(requested, folder)
     assert requested != "dequantize" or "fp8, mxfp4" in error.value.expected
+
+
+@pytest.mark.parametrize("kind", quantized.QUANTIZATIONS)
+def test_a_library_that_is_not_installed_is_named(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
+    library, extra = QUANTIZATION_LIBRARIES[kind]
+    with pytest.raises(ConfigError, match=f"needs {library}") as error:
+        quantized.remaining_quantization(kind, tmp_path)
+    assert error.value.hint == f'pip install "adapterhub[{extra}]"'
 
 
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")

@@ -106,3 +106,33 @@ def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
         adapter.detach()
         ah.load(model, tmp_path / "saved")
         torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_position_table_skips_the_prefix():
+    """BART's stacks take no position_ids; tokens after a prefix of 3 use the rows 3, 4, ..."""
+    model = tiny_models.model("bart", "seq2seq")
+    inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
+    seen = {}
+    handles = [
+        stack.embed_positions.register_forward_hook(
+            lambda m, args, out, name=name: seen.update({name: out})
+        )
+        for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
+    ]
+    ah.attach(model, "prefix(length=3, positions=true)")
+    with torch.no_grad():
+        model(**inputs)
+        after_prefix = dict(seen)
+        ah.activate(model)
+        model(**inputs)
+    for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
+        table = stack.embed_positions
+        tokens = seen[name].shape[-2]
+        start = table.offset
+        rows = table.weight[start + 3 : start + 3 + tokens]
+        assert torch.equal(after_prefix[name].reshape(-1, rows.shape[-1])[:tokens], rows)
+        assert torch.equal(seen[name].reshape(-1, rows.shape[-1])[0], table.weight[start])
+    for handle in handles:
+        handle.remove()
+    ah.detach(model)
+    assert not model.model.decoder.embed_positions._forward_pre_hooks
