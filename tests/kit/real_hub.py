@@ -499,8 +499,7 @@ class Writers:
         self.kept: list[tuple[str, str, int]] = []  # that were sent: repository, sha256, size
         for place in _PLACES:
             for name in ("x", "y"):
-                body = {"organization": place, "name": name}
-                self.clients["root"].post("/api/repos/create", json=body)
+                create(self.clients["root"], f"{place}/{name}")
 
     def write(self) -> tuple[str, int]:
         """Do one thing as one user."""
@@ -519,12 +518,9 @@ class Writers:
     def _name(self) -> str:
         return f"{self.chance.choice(_PLACES)}/{self.chance.choice('xy')}"
 
-    def _branch_name(self) -> str:
-        return self.chance.choice(("main", "main", "dev"))
-
     def _commit(self, client: httpx2.Client, name: str, *args: Any, **options: Any) -> Any:
-        body = commit_lines(*args, **options)
-        return client.post(f"/api/models/{name}/commit/{self._branch_name()}", content=body)
+        branch = self.chance.choice(("main", "main", "dev"))
+        return commit(client, name, *args, revision=branch, **options)
 
     def _adapter(self, client: httpx2.Client, name: str) -> Any:
         """Commit an adapter, whole or not, signed or not."""
@@ -539,7 +535,7 @@ class Writers:
         if self.chance.random() < 0.3:
             files |= _PEFT
             data = beside_bytes(Saved.at(made).digest, _PEFT)
-            statement = Statement(hashlib.sha256(data).hexdigest(), own, version)
+            statement = Statement(digest(data), own, version)
             files["beside.json"] = data
             files["beside.sig"] = signature_file([sign_statement(statement, self.key)])
         if self.chance.random() < 0.2:
@@ -570,9 +566,7 @@ class Writers:
     def _batch(self, client: httpx2.Client, name: str) -> Any:
         self.made += 1
         data = b"%d," % self.made * self.chance.choice((100, 500, 2000))
-        oid = hashlib.sha256(data).hexdigest()
-        body = {"operation": "upload", "objects": [{"oid": oid, "size": len(data)}]}
-        answer = client.post(f"/{name}.git/info/lfs/objects/batch", json=body)
+        answer = batch(client, name, data)
         if answer.status_code == 200:
             (found,) = answer.json()["objects"]
             self.asked.append((name, found["actions"]["upload"]["href"], data))
@@ -584,7 +578,7 @@ class Writers:
         name, href, data = self.asked.pop(self.chance.randrange(len(self.asked)))
         answer = client.put(href, content=data)
         if answer.status_code == 200:
-            self.kept.append((name, hashlib.sha256(data).hexdigest(), len(data)))
+            self.kept.append((name, digest(data), len(data)))
         return answer
 
     def _large(self, client: httpx2.Client, name: str) -> Any:
@@ -621,7 +615,7 @@ class Writers:
         body = {"organization": owner, "name": own}
         answer = client.post("/api/repos/create", json=body)
         if answer.status_code == 409 and self.chance.random() < 0.3:
-            return client.request("DELETE", "/api/repos/delete", json=body)
+            return delete(client, name)
         return answer
 
     def _back(self, client: httpx2.Client, name: str) -> Any:
@@ -633,7 +627,7 @@ class Writers:
         large = {}
         for each in listed.json()["siblings"]:
             data = client.get(f"/{name}/resolve/{revision}/{each['rfilename']}").content
-            large[each["rfilename"]] = (hashlib.sha256(data).hexdigest(), len(data))
+            large[each["rfilename"]] = (digest(data), len(data))
         return self._commit(client, name, large=large)
 
 

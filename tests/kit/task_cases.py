@@ -137,23 +137,6 @@ def lines(folder: Path) -> Path:
     return folder / "raw.txt"
 
 
-def digits(folder: Path) -> Path:
-    """Write pictures of the digits 0, 1 and 2 in one folder for each."""
-    return media.write_digits(folder / "digits", classes=3, each=12)
-
-
-def tones(folder: Path) -> Path:
-    return media.write_tones(folder / "tones")
-
-
-def speech(folder: Path) -> Path:
-    return media.write_speech(folder / "speech")
-
-
-def questions_on_pictures(folder: Path) -> Path:
-    return media.write_questions(folder / "vqa").parent
-
-
 CASES = {
     "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
     "multi-label": Case(
@@ -204,17 +187,21 @@ CASES = {
         most=2.0,
     ),
     "image-classification": Case(
-        "vit", "image-classification", digits, ("DATA/1/1.png",), "label", 0.9, epochs=8,
+        "vit", "image-classification",
+        lambda folder: media.write_digits(folder / "digits", classes=3, each=12),
+        ("DATA/1/1.png",), "label", 0.9, epochs=8,
     ),
     "audio-classification": Case(
-        "wav2vec2", "audio-classification", tones, ("DATA/low/1.wav",), "label", 0.9, epochs=16,
+        "wav2vec2", "audio-classification", lambda folder: media.write_tones(folder / "tones"),
+        ("DATA/low/1.wav",), "label", 0.9, epochs=16,
     ),
     "speech-recognition": Case(
-        "speech-ctc", "speech-recognition", speech, ("DATA/1.wav",), "generated", most=0.1,
-        epochs=120,
+        "speech-ctc", "speech-recognition", lambda folder: media.write_speech(folder / "speech"),
+        ("DATA/1.wav",), "generated", most=0.1, epochs=120,
     ),
     "image-text-to-text": Case(
-        "vlm-llava", "image-text-to-text(new_tokens=2)", questions_on_pictures,
+        "vlm-llava", "image-text-to-text(new_tokens=2)",
+        lambda folder: media.write_questions(folder / "vqa").parent,
         ("DATA/0-1.png", "--pair", "which digit?"), "generated", 0.9, epochs=80,
     ),
     "denoising": Case(

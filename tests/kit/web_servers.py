@@ -59,12 +59,19 @@ def python(folder, answer=None):
     """Serve a folder by Python's server; yield the address, with `requests` of it."""
     handler = type("Own", (Handler,), {"answer": answer, "requests": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    with in_thread(server) as address:
+        address = Address(address)
+        address.requests = handler.requests
+        yield address
+
+
+@contextmanager
+def in_thread(server):
+    """Run a server of sockets in a thread; yield its address."""
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
-    address = Address(f"http://127.0.0.1:{server.server_port}")
-    address.requests = handler.requests
     try:
-        yield address
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -115,21 +122,15 @@ def moto():
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     app = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, app, threaded=False)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    request = urllib.request.Request(f"{address}/bucket", method="PUT")
-    request.add_header("authorization", "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/s3/x")
-    urllib.request.urlopen(request, timeout=10).close()
-    try:
+    with in_thread(server) as address:
+        request = urllib.request.Request(f"{address}/bucket", method="PUT")
+        request.add_header("authorization", "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/s3/x")
+        urllib.request.urlopen(request, timeout=10).close()
         yield {
             "endpoint": address, "access_key_id": "k", "secret_access_key": "s",
             "region": "us-east-1", "client_options": {"allow_http": True},
             "virtual_hosted_style_request": False,
         }  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 # A client of a server in tests: one request, its status, headers and JSON.
