@@ -191,10 +191,13 @@ def test_our_commands_change_a_hub_as_a_folder(new_hub, publish, monkeypatch):
     name = f"{new_hub.address}/acme/polite"
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
     assert ah.tag(f"{name}@v1", "best") == {"best": "v1"}
+    assert ah.tag(name) == {"best": "v1"}
     assert ah.tag(f"{name}@v2", "best") == {"best": "v2"}
     assert ah.tag(name, "best", remove=True) == {}
     ah.yank(f"{name}@v2", "no")
     assert [entry.version for entry in ah.search(hub=new_hub.address)] == ["v1"]
+    with pytest.warns(UserWarning, match="was yanked: no"):
+        ah.pull(f"{name}@v2")
     assert ah.delete(f"{name}@v1") == f"{name}@v1"
     with pytest.raises(RegistryError):
         ah.delete(f"{name}@v1")

@@ -29,10 +29,9 @@ def upload(hub, folder, name, **more):
     return f"{hub.address}/{name}"
 
 
-@pytest.mark.parametrize("method", ["lora", "dora", "ia3", "norms"])
-def test_a_peft_adapter_has_equal_logits(hub, tmp_path, method):
+def test_a_peft_adapter_has_equal_logits(hub, tmp_path):
     model = tiny_models.model("bert")
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, "dora")
     tiny_models.scramble(adapter)
     with torch.no_grad():
         expected = model(**tiny_models.batch()).logits
@@ -43,9 +42,10 @@ def test_a_peft_adapter_has_equal_logits(hub, tmp_path, method):
         torch.testing.assert_close(again(**tiny_models.batch()).logits, expected)
 
 
-@pytest.mark.parametrize("case", ["houlsby", "parallel", "lora", "ia3"])
-def test_an_adapter_of_the_adapters_library_has_equal_outputs(hub, case):
-    reference = upload(hub, GOLDEN / case, "acme/theirs", **{"pytorch_adapter.bin": b"\x80\x04."})
+def test_an_adapter_of_the_adapters_library_has_equal_outputs(hub):
+    reference = upload(
+        hub, GOLDEN / "parallel", "acme/theirs", **{"pytorch_adapter.bin": b"\x80\x04."}
+    )
     model = AutoModel.from_pretrained(GOLDEN / "backbone", attn_implementation="eager").eval()
     ah.load(model, reference, any_backbone=True, head=False)
     expected = load_file(GOLDEN / "expected.safetensors")
@@ -53,15 +53,7 @@ def test_an_adapter_of_the_adapters_library_has_equal_outputs(hub, case):
     mask = inputs["attention_mask"].bool()
     with torch.no_grad():
         hidden = model(**inputs)[0][mask]
-    torch.testing.assert_close(hidden, expected[f"{case}.hidden"][mask], atol=1e-5, rtol=1e-5)
-
-
-def test_a_pickle_is_not_downloaded_unless_allowed(hub):
-    reference = upload(hub, GOLDEN / "pickle", "acme/pickle")
-    with pytest.raises(FileError, match="no safetensors") as error:
-        ah.load(AutoModel.from_pretrained(GOLDEN / "backbone"), reference, any_backbone=True)
-    assert "allow_pickle" in error.value.hint
-    assert not [line for line in hub.requests if line.startswith("GET") and ".bin" in line]
+    torch.testing.assert_close(hidden, expected["parallel.hidden"][mask], atol=1e-5, rtol=1e-5)
 
 
 def test_the_revision_of_an_adapter_is_not_that_of_its_backbone(hub, tmp_path, monkeypatch):
@@ -107,22 +99,22 @@ def test_allow_pickle_pulls_a_pickle(hub, tmp_path):
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.bin": b"x" * 9}
     hub.add("acme/old", files | {"setup.py": b"", "training_args.bin": b"y"})
     for place in (tmp_path / "mine", None):  # a copy, and the cache
+        hub.requests.clear()
         with pytest.raises(FileError, match="--allow-pickle"):
             ah.pull(f"{hub.address}/acme/old", place)
+        assert not [line for line in hub.requests if line.startswith("GET") and ".bin" in line]
         folder = ah.pull(f"{hub.address}/acme/old", place, allow_pickle=True)
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == files
     with pytest.raises(FileError, match="--allow-pickle"):
         ah.pull(f"{hub.address}/acme/old")
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"peft_type": "LORA"'])
-def test_a_broken_configuration_is_an_error(data):
-    with pytest.raises(FileError, match=r"adapter_config.json of hf:a/b@x cannot be read"):
-        entry_of_foreign(data, reference="hf:a/b@x", name="a/b", version="x")
-
-
 def test_the_entry_of_another_library_names_method_and_backbone():
+    place = {"reference": "hf:a/b@x", "name": "a/b", "version": "x"}
     data = b'{"config": {"architecture": "prefix_tuning"}, "model_name": "acme/bert"}'
-    entry = entry_of_foreign(data, reference="hf:a/b@x", name="a/b", version="x")
+    entry = entry_of_foreign(data, **place)
     assert (entry.methods, entry.backbone) == (("prefix_tuning",), "acme/bert")
     assert entry.fingerprint == ""
+    for broken in (b"", b"[]", b'{"peft_type": "LORA"'):
+        with pytest.raises(FileError, match=r"adapter_config.json of hf:a/b@x cannot be read"):
+            entry_of_foreign(broken, **place)

@@ -25,16 +25,13 @@ def published(hub, tmp_path):
     return store(hub).put(folder, Publication("acme/polite"))
 
 
-def test_a_publication_is_one_commit_and_a_tag(hub, published):
+def test_a_publication_is_one_commit_and_a_tag_and_a_search_one_request(hub, published):
     repository = hub.repositories["acme/polite"]
     assert len(repository.commits) == 2
     oid, files = repository.commits[-1]
     assert {"adapter.json", "adapter.safetensors", "README.md"} <= files.keys()
     assert repository.tags == {"v1": oid}
     assert published.reference == f"{hub.address}/acme/polite@v1"
-
-
-def test_one_search_is_one_request(hub, published):
     hub.requests.clear()
     (found,) = store(hub).search(Query(backbone=registries.SAMPLE_BACKBONE, metric="accuracy"))
     assert found == published
@@ -86,6 +83,9 @@ def test_of_two_concurrent_writers_one_is_refused(hub, published, tmp_path):
 def test_offline_the_cache_is_used(hub, published, tmp_path, monkeypatch, capfd):
     pull(published.reference)
     assert f"Fetching {published.reference}" in capfd.readouterr().err  # its progress
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert store(hub).resolve("acme/polite").digest == published.digest
     again = store(hub).put(tmp_path / "made", Publication("acme/polite", tags=("best",)))
     assert again.tags == ("best",)
     store(hub).get(again)
@@ -101,18 +101,6 @@ def test_offline_the_cache_is_used(hub, published, tmp_path, monkeypatch, capfd)
         store(hub).resolve("acme/other")
 
 
-def test_offline_the_newest_version_is_known(hub, published, monkeypatch):
-    pull(published.reference)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert store(hub).resolve("acme/polite").digest == published.digest
-
-
-def test_a_repository_without_an_adapter_is_an_error(hub):
-    hub.add("acme/text", {"README.md": b"x"})
-    with pytest.raises(FileError, match="holds no adapter"):
-        store(hub).resolve("acme/text")
-
-
 def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
     cached = store(hub).get(published)
     for file in ("adapter.json", "adapter.safetensors"):
@@ -125,8 +113,11 @@ def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
     assert hub.requests == []
 
 
-def test_another_librarys_adapter_is_pinned_to_its_commit(hub):
+def test_another_librarys_adapter_is_pinned_to_its_commit_and_none_is_an_error(hub):
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"1"}
+    hub.add("acme/text", {"README.md": b"x"})
+    with pytest.raises(FileError, match="holds no adapter"):
+        store(hub).resolve("acme/text")
     repository = hub.add("acme/theirs", files)
     repository.tags["v1"] = commit = repository.commits[-1][0]
     for version in (None, "v1", commit):

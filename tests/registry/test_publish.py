@@ -18,6 +18,8 @@ def test_the_name_is_the_adapters_own_unless_given(tmp_path):
     folder, registry = registries.write_sample(tmp_path / "made"), tmp_path / "registry"
     assert ah.publish(folder, registry=registry).reference == "polite@v1"
     assert ah.publish(folder, "rude", version="v3", registry=registry).reference == "rude@v3"
+    for name in ("polite", "rude"):
+        assert f"\n# {name}\n" in (ah.pull(name, registry=registry) / "README.md").read_text()
     with pytest.raises(ConfigError, match="invalid adapter name"):
         ah.publish(folder, "a/b", registry=registry)
     with pytest.raises(ConfigError, match="invalid version"):
@@ -46,14 +48,6 @@ def test_a_change_of_metadata_is_a_new_version(tmp_path):
     assert ah.search(registry=registry, tags=("manners",), all_versions=True) == [first]
     with pytest.raises(OutputError, match="license"):
         publish(license="Apache License 2.0")
-
-
-def test_the_title_of_a_card_is_the_published_name(tmp_path):
-    folder = registries.write_sample(tmp_path / "made")
-    for name in ("polite", "friendly"):
-        ah.publish(folder, name, registry=tmp_path / "registry")
-        card = (ah.pull(name, registry=tmp_path / "registry") / "README.md").read_text()
-        assert f"\n# {name}\n" in card
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, monkeypatch, s
         assert torch.equal(model(**tiny_models.batch()).logits, expected)
 
 
-def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_path):
+def test_the_card_describes_the_adapter_and_a_pull_has_our_files(hub, backbone, tmp_path):
     save_adapter(backbone, tmp_path / "out", "lora")
     info = PublicationInfo("Tells who is polite.", "cc-by-4.0", ("en", "de"), ("manners",))
     entry, _ = push(hub, tmp_path / "out", backbone=str(backbone), listing=info, tags=("best",))
@@ -107,6 +107,15 @@ def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_pa
     for tag in ("manners", "best"):
         assert ah.search(hub=hub.address, tags=(tag,)) == [entry]
     assert ah.search("manners poli", hub=hub.address, task="classification") == [entry]
+    assert set(PEFT_FILES) <= files_of(hub).keys()
+    for name, data in files_of(hub).items():  # no path of this machine
+        assert str(Path(backbone).parent).encode() not in data, name
+    hub.requests.clear()
+    got = ah.pull(entry.reference, tmp_path / "mine")
+    assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
+    assert not any("adapter_model" in request for request in hub.requests)
+    manifest = Saved.at(tmp_path / "out").manifest
+    assert Saved.at(got).manifest == info.apply(manifest)
 
 
 @pytest.mark.parametrize(
@@ -156,21 +165,6 @@ def test_a_push_needs_a_reference_to_a_hub(tmp_path):
     for reference in ("polite", "./out"):
         with pytest.raises(ConfigError, match="hf:owner/name"):
             ah.push(folder, reference)
-
-
-def test_the_files_are_ours_and_those_of_peft_without_a_path_of_this_machine(
-    hub, backbone, tmp_path
-):
-    save_adapter(backbone, tmp_path / "out", "lora")
-    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone))
-    assert set(PEFT_FILES) <= files_of(hub).keys()
-    for name, data in files_of(hub).items():
-        assert str(Path(backbone).parent).encode() not in data, name
-    hub.requests.clear()
-    got = ah.pull(entry.reference, tmp_path / "mine")
-    assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
-    assert not any("adapter_model" in request for request in hub.requests)
-    assert Saved.at(got).manifest == Saved.at(tmp_path / "out").manifest
 
 
 def test_the_backbone_of_the_run_is_used_if_it_can_be_reached(hub, backbone, tmp_path, monkeypatch):

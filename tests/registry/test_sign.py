@@ -95,38 +95,23 @@ def test_a_published_version_is_signed_without_changing(folder, key, registry):
         ah.sign("rude", key, registry=registry)
 
 
-def test_publication_states_name_and_version(folder, key, registry, tmp_path):
-    for seed, version in ((1, "v1"), (2, "v2")):
-        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
-        entry = ah.publish(made, "rude", sign=key, tags=("best",), registry=registry)
-        assert (entry.version, entry.tags) == (version, ("best",))
-        stored = ah.pull(f"rude@{version}", registry=registry)
-        assert statements(stored) == {Statement(entry.digest, "rude", version)}
-        assert not (made / SIGNATURE_FILE).exists()
-    licensed = ah.Listing(license="mit")
-    entry = ah.publish(made, "rude", sign=key, listing=licensed, registry=registry)
-    assert statements(ah.pull("rude", registry=registry)) == {Statement(entry.digest, "rude", "v3")}
-
-
 @pytest.mark.parametrize("deleted", [("v2",), ("v1", "v2")])
-def test_the_number_of_a_deleted_version_is_not_signed(key, registry, tmp_path, deleted):
+def test_publication_states_name_and_version_also_after_a_deletion(
+    key, registry, tmp_path, deleted
+):
     for seed in (1, 2, 3):
         made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         if seed == 3:
             for version in deleted:
                 ah.delete(f"rude@{version}", registry=registry)
-        entry = ah.publish(made, "rude", sign=key, registry=registry)
-        assert entry.version == f"v{seed}"
+        entry = ah.publish(made, "rude", sign=key, tags=("best",), registry=registry)
+        assert (entry.version, entry.tags) == (f"v{seed}", ("best",))
         stored = ah.pull("rude", registry=registry)
         assert statements(stored) == {Statement(entry.digest, "rude", entry.version)}
+        assert not (made / SIGNATURE_FILE).exists()
+    licensed = ah.Listing(license="mit")
+    entry = ah.publish(made, "rude", sign=key, listing=licensed, registry=registry)
+    assert statements(ah.pull("rude", registry=registry)) == {Statement(entry.digest, "rude", "v4")}
     other = registries.write_sample(tmp_path / "other", 4)
-    with pytest.raises(RegistryError, match="highest version so far is v3"):
+    with pytest.raises(RegistryError, match="highest version so far is v4"):
         ah.publish(other, "rude", version="v2", sign=key, registry=registry)
-
-
-def test_a_key_may_be_given_by_its_file(folder, tmp_path):
-    pytest.importorskip("cryptography")
-    from adapterhub.files.signature import write_key_pair
-
-    _, public = write_key_pair(tmp_path / "a.key")
-    assert ah.sign(str(folder), str(tmp_path / "a.key")).key == public.text

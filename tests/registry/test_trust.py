@@ -19,7 +19,6 @@ from adapterhub.registry.trust import (
     check_enough,
     checked_signatures,
     current_trust,
-    distrust_key,
     read_trust,
     require_signatures,
     requiring_signatures,
@@ -38,24 +37,8 @@ def is_required(**options):
     return current_trust(**options).required
 
 
-def test_nothing_is_trusted_at_first():
-    assert read_trust() == current_trust() == Trust()
-
-
-def test_keys_are_added_and_removed():
-    first, second = registries.new_key(), registries.new_key()
-    for key in (first, second, first):
-        trust_key(key.public)
-    assert read_trust().keys == tuple(sorted((first.public.text, second.public.text)))
-    assert not is_required(), "a key alone requires nothing"
-    distrust_key(first.public.text)
-    with pytest.raises(ConfigError, match="no key"):
-        distrust_key(first.public.text)
-    distrust_key(second.public.id)
-    assert read_trust() == Trust()
-
-
 def test_what_requires_signatures(monkeypatch, key):
+    assert read_trust() == current_trust() == Trust()
     trust_key(key.public)
     assert is_required(signed=True)
     with requiring_signatures():
@@ -125,17 +108,12 @@ def test_a_file_that_is_named_must_exist_and_may_be_a_link(tmp_path, monkeypatch
     assert is_required()
 
 
-def test_no_key_of_concurrent_writers_is_lost():
+def test_no_key_of_concurrent_writers_is_lost_and_their_number_is_limited(monkeypatch):
     keys = [registries.new_key() for _ in range(8)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda key: trust_key(key.public), keys))
     assert set(read_trust().keys) == {key.public.text for key in keys}
-
-
-def test_the_number_of_keys_is_limited(monkeypatch):
-    monkeypatch.setattr(trust, "_MOST_KEYS", 2)
-    for _ in range(2):
-        trust_key(registries.new_key().public)
+    monkeypatch.setattr(trust, "_MOST_KEYS", 8)
     with pytest.raises(ConfigError, match="too many"):
         trust_key(registries.new_key().public)
 
@@ -161,6 +139,9 @@ VERSIONS = [  # what is asked for, its version, the one of the statement, and wh
 def test_the_version_is_compared_where_it_can_be(key, asked, version, stated, valid):
     subject = signed_subject(parse_reference(asked), DIGEST, "acme/x", version)
     assert is_valid(key, Statement(DIGEST, "x", stated), subject) == valid
+    folder = SignedSubject(parse_reference("./x"), DIGEST)  # which has no name
+    assert is_valid(key, Statement(DIGEST, "anything", stated), folder)
+    assert not is_valid(key, Statement("1" * 64, "anything"), folder)
 
 
 def test_names_are_compared_as_far_as_both_go():
@@ -170,12 +151,6 @@ def test_names_are_compared_as_far_as_both_go():
     for stated, name in (("acme/polite", "other/polite"), ("polite", "acme/rude"),
                          ("acme", "acme/polite"), ("polit\u0435", "polite")):  # fmt: skip
         assert not same_name(stated, name)
-
-
-def test_a_folder_has_no_name(key):
-    subject = SignedSubject(parse_reference("./x"), DIGEST)
-    assert is_valid(key, Statement(DIGEST, "anything", "v7"), subject)
-    assert not is_valid(key, Statement("1" * 64, "anything"), subject)
 
 
 def test_trusted_signatures_come_first(key):
@@ -205,22 +180,14 @@ def test_the_error_says_what_to_type(reference):
 # `ah.verify`.
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return registries.write_sample(tmp_path / "run" / "adapter")
-
-
-def test_those_beside_an_adapter(folder, key, tmp_path):
+def test_what_is_beside_an_adapter_is_verified_and_nothing_is_required(key, tmp_path):
+    """The command is there to find out why an adapter is refused."""
+    folder = registries.write_sample(tmp_path / "run" / "adapter")
     assert signatures_beside(Reference("folder", str(folder)), Saved.at(folder)) == []
-    entry = ah.publish(folder, registry=tmp_path / "r", sign=key)
+    entry = ah.publish(folder, registry=tmp_path / "r", sign=registries.new_key())
     files = ah.pull("polite", registry=tmp_path / "r")
     beside = signatures_beside(Reference("local", "polite"), Saved.at(files), entry)
     assert [(c.is_valid, c.is_trusted) for c in beside] == [(True, False)]
-
-
-def test_nothing_is_required(folder, key, tmp_path):
-    """The command is there to find out why an adapter is refused."""
-    ah.publish(folder, registry=tmp_path / "r", sign=registries.new_key())
     registries.require_key(key)
     found = ah.verify("polite", registry=tmp_path / "r")
     assert not found.is_trusted
@@ -232,19 +199,3 @@ def test_another_librarys_adapter_cannot_be_signed(hub):
     hub.add("acme/x", files)
     with pytest.raises(FileError, match="cannot be signed"):
         ah.verify(f"{hub.address}/acme/x")
-
-
-def test_a_folder_and_damage(folder, key):
-    found = ah.verify(folder.parent)
-    assert found.digest == Saved.at(folder).digest
-    assert (found.signatures, found.is_trusted) == ((), False)
-    ah.sign(folder, key)
-    found = ah.verify(folder)
-    assert [c.is_valid for c in found.signatures] == [True]
-    assert not found.is_trusted
-    trust_key(key.public)
-    assert ah.verify(folder).is_trusted
-    path = folder / "adapter.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(FileError):
-        ah.verify(folder)
