@@ -158,9 +158,8 @@ def test_a_version_never_changes_and_the_same_bytes_are_the_same_version(store, 
 def test_versions_are_listed_oldest_first_and_may_have_names(store, publish):
     published = [publish(seed=n, tags=("best",) * (n == 4)).version for n in range(11)]
     assert [entry.version for entry in store.versions("polite")] == published
-    assert store.resolve("polite").version == "v11"
-    assert store.resolve("polite", "v2").version == "v2"
-    assert store.resolve("polite", "best").version == "v5"
+    for asked, version in ((None, "v11"), ("v2", "v2"), ("best", "v5")):
+        assert store.resolve("polite", asked).version == version
 
 
 def short_name(entry):
@@ -181,18 +180,25 @@ def publish(store, tmp_path):
     return publish
 
 
-def test_a_published_adapter_can_be_fetched(store, publish, tmp_path):
+def test_a_published_adapter_can_be_fetched_and_a_missing_one_is_an_error(store, publish, tmp_path):
+    with pytest.raises(RegistryError):
+        store.resolve("polite")
     entry = publish(accuracy=0.9)
+    with pytest.raises(RegistryError):
+        store.resolve("polite", "v9")
+    with pytest.raises(AdapterhubError):
+        store.get(replace(entry, digest="0" * 64))
+    assert store.search(Query(task="none")) == []
     assert entry.reference.endswith("polite@v1")
     assert (short_name(entry), entry.version, entry.yanked) == ("polite", "v1", None)
     assert (entry.backbone, entry.methods, entry.task) == (
         registries.SAMPLE_BACKBONE, ("lora",), "classification",
     )  # fmt: skip
-    assert entry.metrics == {"accuracy": 0.9}
-    assert entry.parameters == 8
-    assert entry.size > 0
+    assert (entry.metrics, entry.parameters, entry.size > 0) == ({"accuracy": 0.9}, 8, True)
     got = store.get(store.resolve("polite"), tmp_path / "mine")
     assert got == tmp_path / "mine"
+    with pytest.raises(OutputError):  # a copy never overwrites
+        store.get(entry, got)
     manifest, tensors = Saved.at(got).read()
     assert manifest.metrics == {"accuracy": 0.9}
     assert tensors["encoder.0.attn.q.lora.a"].shape == (2, 4)
@@ -213,7 +219,9 @@ def test_yanked_versions_are_found_by_number_only(store, publish):
         store.resolve("polite")
 
 
-def test_signatures_are_added_without_changing_a_version(store, publish, tmp_path):
+def test_signatures_are_added_without_changing_a_version_or_published_with_it(
+    store, publish, tmp_path
+):
     first, second = publish(seed=0), publish(seed=1)
     statement = Statement(first.digest, "polite", "v1")
     added = [sign_statement(statement, registries.new_key()) for _ in range(2)]
@@ -225,15 +233,12 @@ def test_signatures_are_added_without_changing_a_version(store, publish, tmp_pat
     assert {*beside, *store.signatures(first)} == set(added)
     assert not read_signatures(store.get(second))
     assert not store.signatures(second)
-
-
-def test_signatures_in_a_folder_are_published(store, tmp_path):
-    folder = registries.write_sample(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made", 2)
     signature = sign_statement(Statement(Saved.at(folder).digest, "polite"), registries.new_key())
     (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
     entry = store.put(folder, Publication("polite"))
     assert read_signatures(store.get(entry, tmp_path / "mine")) == (signature,)
-    broken = registries.write_sample(tmp_path / "broken", 1)
+    broken = registries.write_sample(tmp_path / "broken", 3)
     (broken / "adapter.sig").write_bytes(b"x")
     with pytest.raises(FileError, match="not a valid signature file"):
         store.put(broken, Publication("rude"))
@@ -293,34 +298,6 @@ def test_search_finds_by_each_field(store, publish):
     assert found(limit=2) == ["a", "b"]
 
 
-def test_a_missing_adapter_is_an_error(store, publish, tmp_path):
-    with pytest.raises(RegistryError):
-        store.resolve("polite")
-    entry = publish()
-    with pytest.raises(RegistryError):
-        store.resolve("polite", "v9")
-    with pytest.raises(AdapterhubError):
-        store.get(replace(entry, digest="0" * 64))
-    assert store.search(Query(task="none")) == []
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(OutputError):  # a copy never overwrites
-        store.get(entry, tmp_path / "mine")
-
-
-def test_an_invalid_adapter_is_not_published(store, publish, tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileError):
-        store.put(tmp_path / "empty", Publication("polite"))
-    broken = registries.write_sample(tmp_path / "broken")
-    with open(broken / "adapter.safetensors", "r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\x7f")
-    with pytest.raises(FileError):
-        store.put(broken, Publication("polite"))
-    with pytest.raises(RegistryError):
-        store.versions("polite")
-
-
 def refuse_writers(store):
     """Make a store refuse writers; return a function that makes it accept them again."""
     if isinstance(store, HubStore):
@@ -355,7 +332,16 @@ def refuse_objects(bucket):
     return lambda: setattr(bucket, "_objects", objects)
 
 
-def test_a_refused_writer_leaves_nothing(store, publish):
+def test_a_refused_writer_and_an_invalid_adapter_leave_nothing(store, publish, tmp_path):
+    (tmp_path / "empty").mkdir()
+    broken = registries.write_sample(tmp_path / "broken")
+    tensors = broken / "adapter.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x7f")
+    for invalid in (tmp_path / "empty", broken):
+        with pytest.raises(FileError):
+            store.put(invalid, Publication("polite"))
+    with pytest.raises(RegistryError):
+        store.versions("polite")
     allow = refuse_writers(store)
     with pytest.raises(AdapterhubError):
         publish()
