@@ -18,7 +18,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.server import serve_hub
 from adapterhub.hub.state import HubOptions, open_hub, serving_alone
-from tests.kit import real_hub, tiny_models
+from tests.kit import real_hub
 from tests.kit.real_hub import STATES, commit, create, place_of
 from tests.kit.selection import ALL, cases_of
 from tests.kit.session import wait_until
@@ -119,7 +119,7 @@ KILLED = {
 def test_what_is_killed_is_done_again_and_loses_nothing(tmp_path):
     """crash_hub.py makes the checks; this test verifies that it met every state."""
     program = Path(__file__).parents[1] / "attacks/crash_hub.py"
-    most = 999 if tiny_models.FULL_MATRIX else 6 if ALL else 2
+    most = 6 if ALL else 2
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "0"}
     names = cases_of(KILLED, 3)

@@ -12,7 +12,7 @@ import pytest
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import local
-from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
 from adapterhub.registry.version_files import DATE_FILE, date_now, stamp_bytes
 from tests.kit import registries
@@ -75,6 +75,8 @@ def test_names_that_differ_in_case_only_are_refused_and_stamps_follow_changes(re
 
 
 def test_a_search_without_changes_writes_nothing(registry, tmp_path, monkeypatch):
+    monkeypatch.delenv("ADAPTERHUB_REGISTRY", raising=False)
+    assert default_root().parts[-2:] == ("adapterhub", "registry")
     put(registry, tmp_path)
     assert names(registry) == ["polite"]
     monkeypatch.setattr(local, "_TICK", 0)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
-from tests.kit.peers import KINDS, compare_import, core, trained
+from tests.kit.peers import compare_import, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -26,21 +26,15 @@ def test_after_an_encoder_layer_i_has_the_prefix_of_layer_2_i(tmp_path):
         assert torch.equal(own.transpose(0, 1), by_layer[:, source])
 
 
-def virtual(task):
-    return peft.PrefixTuningConfig(task_type=KINDS[task], num_virtual_tokens=5)
-
-
-ADAPTER = peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=2, task_type="CAUSAL_LM")
-
-
 GENERATED = {
-    **{a: (a, "causal-lm", virtual("causal-lm")) for a in ("gpt2", "llama", "qwen3")},
-    **{a: (a, "seq2seq", virtual("seq2seq")) for a in ("t5", "bart")},
-    "llama-adapter": ("llama", "causal-lm", ADAPTER),
-}
+    **{a: (a, "seq2seq", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5))
+       for a in ("t5", "bart")},
+    "llama-adapter": ("llama", "causal-lm", peft.AdaptionPromptConfig(
+        adapter_len=4, adapter_layers=2, task_type="CAUSAL_LM")),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", core(GENERATED, "t5", "bart", "llama-adapter"))
+@pytest.mark.parametrize("case", GENERATED)
 def test_generated_tokens_are_those_of_peft(tmp_path, case):
     architecture, task, config = GENERATED[case]
     folder = trained(tmp_path / "theirs", architecture, config, task, std=2.0)
@@ -59,8 +53,7 @@ def test_generated_tokens_are_those_of_peft(tmp_path, case):
     torch.testing.assert_close(*pair, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", core(["gpt2", "llama", "qwen3"], "llama"))
-def test_a_prompt_of_cpt_is_a_prompt(tmp_path, monkeypatch, architecture):
+def test_a_prompt_of_cpt_is_a_prompt(tmp_path, monkeypatch):
     forward = peft.PeftModelForCausalLM.forward  # which takes labels out without a default
     monkeypatch.setattr(
         peft.PeftModelForCausalLM, "forward",
@@ -70,7 +63,7 @@ def test_a_prompt_of_cpt_is_a_prompt(tmp_path, monkeypatch, architecture):
         task_type="CAUSAL_LM", cpt_token_ids=[5, 6, 7, 8, 9], opt_projection_epsilon=40.0,
         opt_projection_format_epsilon=40.0,
     )  # fmt: skip
-    adapter = compare_import(tmp_path, architecture, config, "causal-lm", atol=2e-5, strip=5)
+    adapter = compare_import(tmp_path, "llama", config, "causal-lm", atol=2e-5, strip=5)
     assert [method.name for method in adapter.methods] == ["prompt"]
 
 
