@@ -22,11 +22,10 @@ from adapterhub.speed.frozen_cache import (
 )
 from adapterhub.training.run import run
 from tests.kit.runs import Notes, adapter_bytes, changed
+from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
-from tests.kit.tiny_models import FULL_MATRIX
 
 LAYERS = ("frozen layer", "frozen_cache")
-FEW_TASKS = ("causal-lm", "multiple-choice", "question-answering")
 
 
 @pytest.fixture
@@ -103,28 +102,23 @@ def test_what_is_too_large_is_computed_at_each_step(recipe):
     assert adapter_bytes(off.output) == adapter_bytes(small.output)
 
 
-@pytest.mark.parametrize(
-    ("train", "reason"),
-    [({"dropout": True}, "dropout"), ({"gradient_checkpointing": True}, "computes layers again")],
-)
-def test_options_that_exclude_it_are_named(recipe, train, reason):
-    silent, asked = Notes(), Notes()
-    run(changed(recipe, "silent", **train), silent)
-    run(changed(recipe, "asked", frozen_cache="memory", **train), asked)
-    assert not silent.about(*LAYERS)
-    assert reason in asked.about(*LAYERS)[0]
+SAID = {  # by a method and options: what is said by default, and where a cache is asked for
+    ("head", "dropout", True): ("", "dropout"),
+    ("head", "gradient_checkpointing", True): ("", "computes layers again"),
+    ("lora", "max_steps", 3): ("", ""),
+    # These steps do not reach every row, but the evaluation does.
+    ("head", "max_steps", 3): ("for 22 rows", "for 22 rows"),
+}
 
 
-def test_nothing_is_said_or_recorded_where_every_layer_trains(recipe):
-    notes = Notes()
-    run(changed(recipe, "run", "lora"), notes)
-    assert not notes.about(*LAYERS)
-
-
-def test_steps_that_do_not_reach_every_row_record_the_evaluation_alone(recipe):
-    notes = Notes()
-    run(changed(recipe, "run", epochs=None, max_steps=3), notes)
-    assert "for 22 rows" in notes.about(*LAYERS)[0]
+@pytest.mark.parametrize("case", SAID, ids=str)
+def test_what_is_said_of_options(recipe, case):
+    method, name, value = case
+    options = {"epochs": None, "max_steps": 3} | {name: value}
+    for cache, said in zip((None, "memory"), SAID[case], strict=True):
+        notes = Notes()
+        run(changed(recipe, f"{cache}", method, frozen_cache=cache, **options), notes)
+        assert [said in note for note in notes.about(*LAYERS)] == [True] * bool(said)
 
 
 def test_outputs_that_differ_turn_it_off(recipe, monkeypatch):
@@ -137,21 +131,17 @@ def test_outputs_that_differ_turn_it_off(recipe, monkeypatch):
     assert notes.about(*LAYERS) == ["frozen layers are computed at each step: they differ"]
 
 
-# Why a task's case is not cached.
-NOT_CACHED = {
+# Of a task, what is said; the loss of transformers for spans reads padding.
+TASKS = {
+    "causal-lm": "computed once",
+    "multiple-choice": "computed once",
+    "question-answering": "outputs change",
     "masked-lm": "change with each epoch",
-    "span-corruption": "change with each epoch",
-    "denoising": "change with each epoch",
-    "speech-recognition": "are decoded for each batch",
-    "audio-classification": "are decoded for each batch",
     "image-classification": "are decoded for each batch",
-    "image-text-to-text": "are decoded for each batch",
-    "question-answering": "outputs change",  # its loss in transformers reads padding
-    "seq2seq": "outputs change",  # T5: the first of two layers hands its relative positions on
 }
 
 
-@pytest.mark.parametrize("name", sorted(CASES) if FULL_MATRIX else FEW_TASKS)
+@long_table("name", TASKS, 2)
 def test_every_task_has_the_results_without_a_cache(name, backbones, tmp_path):
     case = CASES[name]
     source = str(case.data(tmp_path))
@@ -164,8 +154,8 @@ def test_every_task_has_the_results_without_a_cache(name, backbones, tmp_path):
         notes = Notes()
         run(read(None, [*words, f"train.frozen_cache={where}"], flags | data), notes)
         losses.append(notes.losses)
-    assert NOT_CACHED.get(name, "computed once") in notes.about(*LAYERS)[0]
-    assert (losses[0] == losses[1]) == (name in NOT_CACHED)
+    assert TASKS[name] in notes.about(*LAYERS)[0]
+    assert (losses[0] == losses[1]) == (TASKS[name] != "computed once")
     assert torch.allclose(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=0.02, atol=0.02)
 
 
@@ -214,32 +204,25 @@ def test_a_batch_is_assembled_from_rows_by_its_own_mask(side, keys):
         assert not found[~rows.mask].any()
 
 
-def test_what_is_not_recorded_is_not_returned():
+def test_a_row_is_recorded_once_and_what_is_not_recorded_is_not_returned():
+    assert recorded((0,), [b"a", b"a"], [b"a", b"b"]).states.shape == (4, 1, 2)
     store = recorded((1,), [b"a"])
     assert store.read(batch([b"a", b"b"], "right")[0], (1,)) is None
     assert store.read(batch([b"a"], "right")[0], (0,)) is None
     assert set(store.read(batch([b"a"], "right")[0], (1,))) == {1}
 
 
-def test_a_row_is_recorded_once():
-    assert recorded((0,), [b"a", b"a"], [b"a", b"b"]).states.shape == (4, 1, 2)
-
-
 def test_the_last_call_of_a_shared_layer_counts():
     replay: Any = SimpleNamespace(states=lambda call: call.hidden)
     recorder = StateRecorder(replay, (0,), 3)
     rows = StackRows([b"a"], torch.ones(1, 3, dtype=torch.bool), {})
-    recorder.add(
-        [LayerCall(0, None, torch.zeros(1, 3, 2)), LayerCall(0, None, torch.ones(1, 3, 2))], rows
-    )
+    calls = [LayerCall(0, None, torch.full((1, 3, 2), value)) for value in (0.0, 1.0)]
+    recorder.add(calls, rows)
     assert recorder.recorded().states.eq(1).all()
 
 
-def test_the_limit_is_a_part_of_the_machine():
-    assert 0 < memory_limit() < 1 << 50
-
-
 def test_the_latest_outputs_that_fit_are_kept():
+    assert 0 < memory_limit() < 1 << 50
     kept = KeptActivations(limit=30)
     for key in "abc":
         kept.keep(key, [], RecordedStates((0,), torch.zeros(5, 1, 1, dtype=torch.bfloat16), {}))
