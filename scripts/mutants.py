@@ -1,289 +1,221 @@
-"""Undo real fixes and count what sees it: the proof of power of `make test`.
+"""Undo parts of real fixes and count what the tests see: the power of `make test`.
 
-    python scripts/mutants.py [--seed 0] [--count 24] [--folder build/mutants]
+    python scripts/mutants.py [--seed 0] [--count 120] [--trees HEAD] [--rooms]
 
-A fix is a commit that changes at most 60 lines of the package and adds lines to tests. Of the last
-200, some are drawn by a seed among those that still can be undone, and the package's part of each
-is reversed in a worktree. A fix's own tests are the functions that its commit touched. The question
-is what else sees that it is gone, so these are deselected, by their names, in all tests but the
-first:
+A fix is a commit that changes at most 60 lines of the package. A mutant is one hunk of a fix,
+undone in a worktree: it still applies, and it changes the code, not only texts or comments. At
+most two mutants are of one fix. They are drawn by the seed from the last 600 commits before the
+first tree, among those that can be undone in every tree.
 
-1. its own tests,
-2. of `make test`, the tests of the folders that mirror what it changed, up to the first failure,
-3. `make test-all`, once for all fixes that are left, undone together. What fails is then run on
-   each of them alone: with the cases of `make test`, and with all.
+1. Near: the test files that the commit touched, and those that mirror the changed file, with the
+   cases of `make test`, up to the first failure.
+2. Rooms: what is not seen there, and seen in another tree, meets the tests of its room with the
+   cases of `make test`, then with those of `make test-all`. `--rooms` does so for all.
 
-Results are kept in the folder, so that a killed run continues; the table is written into
+Results are kept in build/mutants, so that a killed run continues. The counts are written into
 docs/testing.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/testing.md"
-LINES, FIXES = 60, 200
-TEST = ["-m", "not apart"]  # what `make test` runs
+LINES, COMMITS, OF_A_FIX = 60, 600, 2
+STAGES = ("near", "room", "all")
 
 
-@dataclass
-class Fix:
-    """A commit that mended something, and what saw it undone."""
+@dataclass(frozen=True)
+class Mutant:
+    """A hunk of a fix, to be undone."""
 
     commit: str
     title: str
-    files: list[str]
-    tests: list[str]
-    patch: str = ""
-    own: bool | None = None  # None: its tests are no longer there
-    others: dict[str, list[str]] = field(default_factory=dict)  # the suite -> tests that failed
+    file: str
+    tests: tuple[str, ...]
+    patch: str
 
 
-def git(*words: str, folder: Path = ROOT, text: str | None = None) -> str:
-    """Run git; return what it printed."""
-    done = subprocess.run(
-        ["git", "-C", str(folder), *words], input=text, check=True, capture_output=True, text=True
-    )
-    return done.stdout
+def git(*words: str, folder: Path = ROOT, text: str | None = None, check: bool = True) -> str:
+    """Run git; return its output."""
+    return subprocess.run(
+        ["git", "-C", str(folder), *words], input=text, check=check, capture_output=True, text=True
+    ).stdout
 
 
-def last_fixes() -> list[Fix]:
-    """List the last fixes, newest first."""
-    log = git("log", "--no-merges", "--format=@%h %s", "--numstat", "--", "adapterhub", "tests")
-    fixes = []
+def undo(mutant: Mutant, tree: Path) -> bool:
+    """Undo a hunk in a worktree; return whether the code has changed."""
+    file = tree / mutant.file
+    if not file.exists():
+        return False
+    before = file.read_text("utf-8")
+    command = ["git", "-C", str(tree), "apply", "-R", "-C2", "-"]
+    if subprocess.run(command, input=mutant.patch, text=True, capture_output=True).returncode:
+        return False
+    try:
+        return code(file.read_text("utf-8")) != code(before)
+    except SyntaxError:  # half of a change
+        return False
+
+
+def code(source: str) -> str:
+    """Return a module's code without the text of messages and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            node.value = " "
+    return ast.dump(tree)
+
+
+def hunks(before: str) -> list[Mutant]:
+    """List the hunks of the fixes among the last commits before a tree."""
+    log = git("log", f"-{COMMITS}", "--no-merges", "--format=@%h %s", "--numstat", before, "--",
+              "adapterhub", "tests")  # fmt: skip
+    mutants = []
     for entry in log.split("\n@"):
         head, *lines = entry.removeprefix("@").splitlines()
         changed = [line.split("\t") for line in lines if line and not line.startswith("-")]
         package = [row for row in changed if re.match(r"adapterhub/.*\.py$", row[2])]
-        tests = [row for row in changed if re.match(r"tests/.*\.py$", row[2]) and int(row[0])]
-        if 0 < sum(int(row[0]) + int(row[1]) for row in package) <= LINES and tests:
-            commit, _, title = head.partition(" ")
-            fixes.append(Fix(commit, title, [row[2] for row in package], []))
-    return fixes[:FIXES]
+        if not 0 < sum(int(row[0]) + int(row[1]) for row in package) <= LINES:
+            continue
+        commit, _, title = head.partition(" ")
+        tests = tuple(row[2] for row in changed if re.match(r"tests/.*/test_\w+\.py$", row[2]))
+        patch = git(
+            "show", "--format=", "-U2", commit, "--", "adapterhub/**/*.py", "adapterhub/*.py"
+        )
+        for part in re.split(r"(?m)^(?=diff --git )", patch):
+            header, *pieces = re.split(r"(?m)^(?=@@ )", part)
+            if (name := re.search(r"(?m)^\+\+\+ b/(.*)$", header)) and "/dev/null" not in header:
+                start = f"--- a/{name[1]}\n+++ b/{name[1]}\n"
+                mutants += [Mutant(commit, title, name[1], tests, start + each) for each in pieces]
+    return mutants
 
 
-def touched_tests(commit: str) -> list[str]:
-    """Return the test functions that a commit added or changed, by name."""
-    patch = git("show", "--format=", "--unified=0", "-W", commit, "--", "tests")
-    names, current = set(), None
-    for line in patch.splitlines():
-        if found := re.match(r"[-+ ]\s*def (test_\w+)", line):
-            current = found[1]
-        if line.startswith(("+", "-")) and not line.startswith(("+++", "---")) and current:
-            names.add(current)
-    return sorted(names)
+def draw(seed: int, count: int, before: str, trees: Sequence[Path]) -> list[Mutant]:
+    """Draw mutants that can be undone in every tree, in the order of the seed."""
+    possible: list[Mutant] = []
+    drawn: list[Mutant] = []
+    for mutant in hunks(before):
+        undone = [undo(mutant, tree) for tree in trees]
+        for tree in trees:
+            git("reset", "--hard", folder=tree)
+        possible += [mutant] * all(undone)
+    random.Random(seed).shuffle(possible)
+    for mutant in possible:
+        if sum(each.commit == mutant.commit for each in drawn) < OF_A_FIX:
+            drawn.append(mutant)
+    return drawn[:count]
 
 
-def reversal(fix: Fix, folder: Path) -> str:
-    """Return the patch that undoes a fix's change of the package today; "" if it cannot be."""
-    patch = git("show", "--format=", fix.commit, "--", "adapterhub/**/*.py", "adapterhub/*.py")
-    try:
-        git("apply", "--reverse", "--3way", text=patch, folder=folder)
-        return git("diff", "HEAD", folder=folder)
-    except subprocess.CalledProcessError:
+def first_failure(tree: Path, places: Sequence[str], *, every: bool = False) -> str:
+    """Run tests in a worktree; return the first that fails, "" if none does."""
+    places = [place for place in dict.fromkeys(places) if (tree / place).exists()]
+    if not places:
         return ""
-    finally:
-        clean(folder)
-
-
-def undo(fix: Fix, folder: Path) -> bool:
-    """Undo a fix in a worktree, beside others; return whether it could be."""
-    try:
-        git("apply", text=fix.patch, folder=folder)  # all of it, or an error and nothing
-    except subprocess.CalledProcessError:
-        return False
-    return True
-
-
-def clean(folder: Path) -> None:
-    """Restore a worktree."""
-    git("reset", "--hard", folder=folder)
-
-
-def draw(seed: int, count: int, folder: Path) -> list[Fix]:
-    """Draw fixes that can be undone, in the order in which the seed draws them."""
-    fixes = last_fixes()
-    random.Random(seed).shuffle(fixes)
-    drawn: list[Fix] = []
-    for fix in fixes:
-        if len(drawn) == count:
-            break
-        fix.tests = touched_tests(fix.commit)
-        fix.patch = reversal(fix, folder) if fix.tests else ""
-        if fix.patch:
-            drawn.append(fix)
-    return drawn
-
-
-def run_tests(folder: Path, words: Sequence[str], every: bool = False) -> list[str]:
-    """Run tests in a worktree; return those that failed."""
-    report = folder / "report.xml"
-    report.unlink(missing_ok=True)
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(folder), "ADAPTERHUB_TESTS": "all" if every else "",
+        "PYTHONPATH": str(tree), "ADAPTERHUB_TESTS": "all" if every else "",
         "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal",
-               "-p", "no:cacheprovider", f"--junitxml={report}", *words]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=folder, env=environment, check=False, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    if not report.exists():
-        return [f"pytest: {done.stdout.strip().splitlines()[-1]}"]
-    failed = []
-    for case in ElementTree.parse(report).iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            file = case.attrib["classname"].replace(".", "/") + ".py"
-            failed.append(f"{file}::{case.attrib['name'].partition(' ')[0]}")
-    return sorted(set(failed))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider",
+               "-m", "not apart", *places]  # fmt: skip
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if done.returncode in (0, 5):  # 5: no test was selected
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"pytest ended with {done.returncode}"
 
 
-def without(fix: Fix) -> list[str]:
-    """Return the words that deselect a fix's own tests."""
-    return ["-k", f"not ({' or '.join(fix.tests)})"]
+def near(mutant: Mutant, tree: Path) -> list[str]:
+    """Return the test files of a mutant: those of its commit, and those that mirror its file."""
+    path = Path(*Path(mutant.file).parts[1:])
+    mirrors = sorted((tree / "tests" / path.parent).glob(f"test_{path.stem.lstrip('_')}*.py"))
+    return [*mutant.tests, *(str(file.relative_to(tree)) for file in mirrors)]
 
 
-def neighbours(fix: Fix, folder: Path) -> list[str]:
-    """Return the test files and folders that mirror the files of a fix, nearest first."""
-    near: list[str] = []
-    for file in fix.files:
-        parts = Path(file).parts[1:]
-        stem = Path(file).stem.lstrip("_")
-        inner = Path("tests", *parts[:-1])
-        near += [str(p.relative_to(folder)) for p in (folder / inner).glob(f"test_{stem}*.py")]
-        if len(parts) > 1:
-            near.append(str(Path("tests", parts[0])))
-    return list(dict.fromkeys(near))
-
-
-def try_alone(fix: Fix, folder: Path) -> None:
-    """Undo a fix and run its own tests, then its neighbours."""
-    undo(fix, folder)
+def seen_by(mutant: Mutant, tree: Path, stage: str) -> str:
+    """Undo a mutant and run the tests of a stage; return the first that fails."""
+    undo(mutant, tree)
     try:
-        files = sorted({file for name in fix.tests for file in named_in(name)})
-        if files:
-            fix.own = bool(run_tests(folder, [*files, "-k", " or ".join(fix.tests)], every=True))
-        near = [*neighbours(fix, folder), "-x", *without(fix), *TEST]
-        failed = run_tests(folder, near)
+        if stage == "near":
+            return first_failure(tree, near(mutant, tree))
+        room = str(Path("tests", *Path(mutant.file).parts[1:-1][:1]))
+        return first_failure(tree, [room], every=stage == "all") if room != "tests" else ""
     finally:
-        clean(folder)
-    fix.others["near"] = of_the_fix(failed, folder)
+        git("reset", "--hard", folder=tree)
 
 
-def of_the_fix(failed: list[str], folder: Path) -> list[str]:
-    """Leave out the tests that also fail in the worktree as it is."""
-    if not failed:
-        return []
-    functions = sorted({test.partition("[")[0] for test in failed})
-    return sorted(set(failed).difference(run_tests(folder, functions, every=True)))
-
-
-def named_in(name: str) -> list[str]:
-    """Return the test files that define a function."""
-    found = subprocess.run(
-        ["git", "-C", str(ROOT), "grep", "-lw", f"def {name}", "--", "tests"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.split()
-
-
-def try_together(fixes: list[Fix], folder: Path) -> None:
-    """Undo fixes together, run everything, and run what failed on each of them alone."""
-    undone = [fix for fix in fixes if undo(fix, folder)]
-    try:
-        failed = run_tests(folder, ["tests"], every=True)
-    finally:
-        clean(folder)
-    failed = of_the_fix(failed, folder)
-    for fix in undone:
-        mine = sorted({test.partition("[")[0] for test in failed})
-        mine = [test for test in mine if function_of(test) not in fix.tests]
-        fix.others |= {"test": [], "test-all": []}
-        if mine:
-            undo(fix, folder)
-            try:
-                fix.others["test"] = run_tests(folder, [*mine, *TEST])
-                fix.others["test-all"] = run_tests(folder, mine, every=True)
-            finally:
-                clean(folder)
-
-
-def function_of(test: str) -> str:
-    """Return the function of a test: `tests/a.py::test_b[c]` is of `test_b`."""
-    return test.rpartition("::")[2].partition("[")[0]
-
-
-def table(fixes: list[Fix], seed: int) -> str:
-    """Return the table of the page."""
-    own = {True: "yes", False: "no", None: "gone"}
-    rows = ["| fix undone | its own test | what else saw it | where |", "|---|---|---|---|"]
-    for fix in fixes:
-        suite = next((name for name, tests in fix.others.items() if tests), None)
-        names = {"near": "`make test`", "test": "`make test`", "test-all": "`make test-all`"}
-        first = f"`{function_of(fix.others[suite][0])}`" if suite else "nothing"
-        title = fix.title.replace("|", "\\|")
-        rows.append(
-            f"| {fix.commit} {title} | {own[fix.own]} | {first} | {names.get(suite or '', '')} |"
-        )
-    seen = [sum(bool(any(f.others.get(s) for s in suites)) for f in fixes)
-            for suites in (("near", "test"), ("test-all",))]  # fmt: skip
-    neither = sum(not any(f.others.values()) and not f.own for f in fixes)
-    only_own = sum(not any(f.others.values()) and bool(f.own) for f in fixes)
-    counts = (
-        f"Up to commit {git('rev-parse', '--short=8', 'HEAD').strip()}, seed {seed}, {len(fixes)} "
-        f"fixes: {seen[0]} are seen by other tests of `make test`, "
-        f"{seen[1]} more by `make test-all`, {only_own} by their own test alone, {neither} by none."
-    )
-    return "\n".join([counts, "", *rows])
+def summary(mutants: Sequence[Mutant], results: dict[str, list[dict[str, str]]], seed: int) -> str:
+    """Return the text of the page: the counts of each tree, and the mutants that differ."""
+    fixes = len({mutant.commit for mutant in mutants})
+    lines = [
+        f"Seed {seed}, {len(mutants)} mutants of {fixes} fixes:", "",
+        "| tree | near tests | its room | by `make test-all` | none |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for tree, seen in results.items():
+        stages = Counter(next((s for s in STAGES if each.get(s)), "none") for each in seen)
+        lines.append(f"| {tree} | {' | '.join(str(stages[s]) for s in (*STAGES, 'none'))} |")
+    for mutant, *each in zip(mutants, *results.values(), strict=True):
+        if len({any(one.values()) for one in each}) > 1:
+            by = [tree for tree, one in zip(results, each, strict=True) if any(one.values())]
+            lines += ["", f"Seen only by {', '.join(by)}: {mutant.commit} {mutant.title}."]
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Draw, undo and count."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--trees", nargs="+", default=["HEAD"], help="commits, the oldest first")
+    parser.add_argument("--rooms", action="store_true", help="run the rooms for all that is left")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/mutants")
     options = parser.parse_args()
-    folder = options.folder.resolve() / "tree"
-    record = folder.with_name("fixes.json")
-    if not folder.exists():
-        git("worktree", "add", "--detach", str(folder), "HEAD")
+    names = [git("rev-parse", "--short=8", tree).strip() for tree in options.trees]
+    trees = {name: options.folder.resolve() / name for name in names}
+    for name, tree in trees.items():
+        if not tree.exists():
+            git("worktree", "add", "--detach", str(tree), name)
+        git("reset", "--hard", folder=tree)
+    record = options.folder / "mutants.json"
     if record.exists():
-        fixes = [Fix(**each) for each in json.loads(record.read_text(encoding="utf-8"))]
+        mutants = [Mutant(**each) for each in json.loads(record.read_text("utf-8"))]
     else:
-        fixes = draw(options.seed, options.count, folder)
-
-    def keep() -> None:
-        record.write_text(json.dumps([asdict(fix) for fix in fixes], indent=1), encoding="utf-8")
-
-    keep()
-    for fix in fixes:
-        if "near" not in fix.others:
-            try_alone(fix, folder)
-            keep()
-            print(fix.commit, fix.own, fix.others["near"][:1] or "nothing near", flush=True)
-    # Fixes that change the same lines are undone in different rounds.
-    while left := [f for f in fixes if not any(f.others.values()) and "test" not in f.others]:
-        try_together(left, folder)
-        keep()
-    page = PAGE.read_text(encoding="utf-8")
+        mutants = draw(options.seed, options.count, names[0], list(trees.values()))
+        record.write_text(json.dumps([asdict(each) for each in mutants], indent=1), "utf-8")
+    results: dict[str, list[dict[str, str]]] = {}
+    for name in names:
+        kept = options.folder / f"{name}.json"
+        had = json.loads(kept.read_text("utf-8")) if kept.exists() else []
+        results[name] = had + [{} for _ in mutants[len(had) :]]
+    for stage in STAGES:
+        for number, mutant in enumerate(mutants):
+            seen = {name: any(results[name][number].values()) for name in names}
+            for name, tree in trees.items():
+                wanted = stage == "near" or options.rooms or any(seen.values())
+                if wanted and not seen[name] and stage not in results[name][number]:
+                    results[name][number][stage] = seen_by(mutant, tree, stage)
+                    text = json.dumps(results[name], indent=1)
+                    (options.folder / f"{name}.json").write_text(text, "utf-8")
+                    print(name, stage, mutant.commit, results[name][number][stage], flush=True)
+    page = PAGE.read_text("utf-8")
     block = re.compile(r"(<!-- mutants: .*? -->\n).*?(<!-- /mutants -->)", re.DOTALL)
-    found = table(fixes, options.seed)
-    PAGE.write_text(block.sub(lambda m: f"{m[1]}{found}\n{m[2]}", page), encoding="utf-8")
-    print(found)
+    text = summary(mutants, results, options.seed)
+    PAGE.write_text(block.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page), "utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

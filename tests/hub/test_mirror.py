@@ -216,6 +216,7 @@ def test_stock_clients_and_ours_get_what_the_upstream_has_and_keep_it(
         ("revision", fake_hub.flood, 502, ""),
         ("revision", fake_hub.body({"sha": "../../etc"}), 502, ""),
         ("revision", fake_hub.body({"sha": "0" * 40, "siblings": []}), 502, ""),
+        ("revision", fake_hub.redirect("http://192.168.0.1/"), 502, ""),
         ("revision", fake_hub.redirect("file:///etc/passwd"), 502, ""),
         ("revision", fake_hub.redirect(lambda handler: handler.path), 502, ""),
         ("revision", fake_hub.echo(404, "RepoNotFound"), 404, ""),
