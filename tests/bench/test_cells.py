@@ -41,10 +41,6 @@ def test_a_key_depends_on_what_decides_a_result_and_on_nothing_else():
     assert len(keys) == len(changed) + 2
 
 
-def test_a_cell_is_described_for_progress():
-    assert CELL.describe() == "sst2: lora(rank=4), rate 1.0e-03, seed 1, 1,000 rows, final"
-
-
 def test_every_cell_is_in_one_shard():
     keys = [cell_key(replace(CELL, seed=seed), {}) for seed in range(50)]
     shards = [parse_shard(f"{number}/3") for number in (1, 2, 3)]
@@ -91,12 +87,6 @@ def peak_at(rate: float) -> Landscape:
     return lambda cell: -abs(math.log10(cell.rate / rate)) + cell.steps / 1e6
 
 
-def test_a_grid_is_around_the_default_half_a_decade_apart():
-    assert rate_grid(1e-3, 5) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2]
-    assert rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
-    assert rate_grid(5e-5, 1) == [5e-5]
-
-
 @given(st.floats(-4, 4), st.integers(3, 7))
 def test_the_best_rate_of_the_grid_is_found(decades, rates):
     best = GROUP.rate * 10**decades
@@ -117,6 +107,9 @@ def test_a_grid_that_grows_has_the_rates_of_a_larger_one():
     _, cells = conduct([GROUP], peak_at(1.0))
     tried = {cell.rate for cell in cells if cell.steps < GROUP.steps}
     assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
+    assert rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
+    choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
+    assert (choices[GROUP], len(cells)) == (RateChoice(GROUP.rate, ()), 3)
 
 
 def test_a_best_rate_inside_the_grid_costs_the_planned_trials():
@@ -156,12 +149,6 @@ def test_one_seed_that_diverges_rejects_a_rate():
 
     choice = conduct([GROUP], landscape, tuning_seeds=2)[0][GROUP]
     assert choice.rate in (3.16e-4, 3.16e-3)
-
-
-def test_short_runs_have_as_many_seeds():
-    short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
-    _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
-    assert len(cells) == 5 + KEPT + 3
 
 
 def test_every_method_has_the_same_trials_whatever_its_scores():
@@ -209,9 +196,5 @@ def test_short_runs_are_tried_as_a_whole():
     _, cells = conduct([short], peak_at(1e-3))
     assert {cell.steps for cell in cells} == {short.steps}
     assert len(cells) == 5 + 3
-
-
-def test_one_rate_is_the_default_without_trials():
-    choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
-    assert choices[GROUP] == RateChoice(GROUP.rate, ())
-    assert len(cells) == 3
+    _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
+    assert len(cells) == 5 + KEPT + 3

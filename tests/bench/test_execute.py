@@ -122,18 +122,10 @@ def test_three_parts_of_one_file_do_not_overlap(recipe):
     assert len(data.test) == pytest.approx(TEST_SHARE * 180, abs=1)
     assert "144 rows train, 20 select, 36 test" in data.notes
     assert len(set(data.digests.values())) == 3
-
-
-def test_all_runs_have_the_same_parts_whatever_the_seed(recipe):
-    first, second = (read_task_data(replace(recipe, seed=n), None, 1_000) for n in (0, 7))
-    assert first.digests == second.digests
-
-
-def test_labels_have_the_same_shares_in_the_test_rows(recipe):
-    data = read_task_data(recipe, None, 1_000)
-    counts = [sum(example.label == "pos" for example in part) / len(part)
+    assert read_task_data(replace(recipe, seed=7), None, 1_000).digests == data.digests
+    shares = [sum(each.label == "pos" for each in part) / len(part)
               for part in (data.run.train, data.test)]  # fmt: skip
-    assert counts[0] == pytest.approx(counts[1], abs=0.03)
+    assert shares[0] == pytest.approx(shares[1], abs=0.03)
 
 
 def test_given_test_data_are_used_whole_and_what_is_trained_as_well_is_told(recipe, tmp_path):
@@ -154,13 +146,9 @@ def test_a_run_has_its_own_draw_of_rows(recipe):
     assert data.of(10_000, 1).train == data.run.train
 
 
-def test_no_evaluation_is_refused(recipe):
+def test_no_evaluation_and_test_rows_of_a_run_are_refused(recipe):
     without = replace(recipe, data=replace(recipe.data, eval="none"))
     with pytest.raises(ConfigError, match="selects"):
         read_task_data(without, None, 1_000)
-
-
-def test_test_rows_of_a_run_are_refused(recipe):
-    """Those of a study are an option of its own."""
     with pytest.raises(ConfigError, match=r"data\.test=0\.1 in a study"):
         read_task_data(replace(recipe, data=replace(recipe.data, test=0.1)), None, 10)

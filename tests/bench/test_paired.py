@@ -79,6 +79,9 @@ def test_a_planted_difference_has_its_verdict():
     assert [f.verdict for f in found] == ["better", "worse", "tied"]
     assert [f.comparisons for f in found] == [3, 3, 3]
     assert all(f.p <= f.corrected for f in found)
+    study = small_study("loss", levels=(0.7, 0.4, 0.7), rows=300)
+    lower, equal = compare_with(study[0], study[1:])
+    assert (lower.value < 0, lower.verdict, equal.verdict) == (True, "better", "tied")
 
 
 def test_the_smallest_difference_is_that_of_holms_first_step():
@@ -93,13 +96,6 @@ def test_the_smallest_difference_is_that_of_holms_first_step():
     assert compare_with(study[0], [alone])[0].smallest is None
 
 
-def test_a_lower_loss_is_better():
-    study = small_study("loss", levels=(0.7, 0.4, 0.7), rows=300)
-    found = compare_with(study[0], study[1:])
-    assert found[0].value < 0
-    assert [f.verdict for f in found] == ["better", "tied"]
-
-
 def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
     study = small_study()
     some = replace(study[1], failed=1)
@@ -112,24 +108,17 @@ def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
     assert [f.verdict for f in compare_with(none, study)] == ["unknown"] * 3
 
 
-def test_one_seed_has_an_interval_over_rows_and_no_verdict():
+def test_one_seed_and_few_rows_have_no_verdict():
     study = small_study(levels=(0.7, 0.99, 0.7), rows=300)
     alone = replace(study[1], columns=study[1].columns[:1])
     found = compare_with(study[0], [alone, study[2]])
-    assert found[0].verdict == "unknown"
-    assert not found[0].covers_seeds
+    assert (found[0].verdict, found[0].covers_seeds) == ("unknown", False)
     assert 0 < found[0].low < found[0].value < found[0].high
     assert found[1].comparisons == 1
-
-
-@pytest.mark.parametrize("rows", [1, 19])
-def test_few_rows_have_no_verdict(rows):
-    study = runs_of(np.zeros((3, rows))), runs_of(np.ones((3, rows)), method="n")
-    (found,) = compare_with(study[0], study[1:])
-    assert (found.value, found.low, found.verdict) == (1.0, None, "unknown")
-
-
-def test_methods_on_different_rows_are_refused():
+    for rows in (1, 19):
+        few = runs_of(np.zeros((3, rows))), runs_of(np.ones((3, rows)), method="n")
+        (pair,) = compare_with(few[0], few[1:])
+        assert (pair.value, pair.low, pair.verdict) == (1.0, None, "unknown")
     with pytest.raises(ConfigError, match="cannot be compared"):
         compare_each([runs_of(np.eye(3, 30)), runs_of(np.eye(3, 31), method="n")])
 

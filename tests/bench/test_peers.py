@@ -109,9 +109,15 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
 
 
 def test_peers_get_the_options_of_the_recipe_or_refuse_them(study, tmp_path):
+    ours, _, _ = planned(study_of(study), tmp_path)
+    (context,) = ours.contexts.values()
+
     def options(*words: str) -> dict[str, Any]:
-        ours, _, _ = planned(study_of(study, *words), tmp_path)
-        plan = plan_peers(ours, LORA, {"peft": SimpleNamespace()})  # type: ignore[dict-item]
+        recipe = study_of(study, *words).recipe
+        run = replace(context.data.run, task=parse_task(recipe.task or DEFAULT))
+        changed = replace(context, recipe=recipe, data=replace(context.data, run=run))
+        plan = plan_peers(replace(ours, contexts={"train": changed}), LORA,
+                          {"peft": SimpleNamespace()})  # type: ignore[dict-item]  # fmt: skip
         return context_of(plan).options(Cell("train", "peft lora", 90, 200, 1e-3, 0, "search"))
 
     plain = {"lr_scheduler_type": "linear", "warmup_steps": 12, "gradient_accumulation_steps": 1}
@@ -124,19 +130,7 @@ def test_peers_get_the_options_of_the_recipe_or_refuse_them(study, tmp_path):
                        ("task=multiple-choice", "multiple-choice"), ("quantize=int8", "quantize"),
                        (weighted, "class_weights")):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
-            refused(study, tmp_path, word)
-
-
-def refused(study: Study, tmp_path: Path, word: str) -> None:
-    """Plan peers of a study with one option more, without loading its backbone."""
-    ours, _, _ = planned(study_of(study), tmp_path)
-    (context,) = ours.contexts.values()
-    recipe = study_of(study, word).recipe
-    run = replace(context.data.run, task=parse_task(recipe.task or DEFAULT))
-    changed = replace(context, recipe=recipe, data=replace(context.data, run=run))
-    plan = plan_peers(replace(ours, contexts={"train": changed}), LORA,
-                      {"peft": SimpleNamespace()})  # type: ignore[dict-item]  # fmt: skip
-    context_of(plan).options(Cell("train", "peft lora", 90, 200, 1e-3, 0, "search"))
+            options(word)
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.label)
@@ -168,26 +162,3 @@ def test_the_command_names_its_methods_and_tasks(study):
     assert list(script.of_tasks(two, ["b"]).bench.tasks) == ["b"]
     with pytest.raises(SystemExit, match="--tasks c: one of a, b"):
         script.of_tasks(two, ["c"])
-
-
-def test_the_table_of_the_guide_is_that_of_the_report():
-    root = Path(script.__file__).parents[2]
-    guide = (root / "docs/guides/bench.md").read_text(encoding="utf-8")
-    report = (root / "benchmarks/studies/glue/report.md").read_text(encoding="utf-8")
-    cells = [[c.strip() for c in line.replace("\\", "").split("|")[1:-1]]
-             for line in report.split("\n## ")[1].splitlines() if line.startswith("|")]  # fmt: skip
-    titles, scores = cells[0], {row[0]: row for row in cells[2:]}
-    places = [
-        next(i for i, t in enumerate(titles) if t.startswith(n)) for n in ("sst2", "mrpc", "stsb")
-    ]
-    names = {(p.ours, p.label.split()[0]): p.label for p in PEERS}
-    shown, ours = 0, ""
-    for line in guide.split("| method | SST-2")[1].split("\n\n")[0].splitlines()[2:]:
-        method, *left, by, first, second, third = [c.strip() for c in line.split("|")[1:-1]]
-        ours = method or ours
-        rows = [(names[ours, by.lower()], [first, second, third])]
-        rows += [(ours, left)] if method else []
-        for name, found in rows:
-            assert found == [scores[name][place].rstrip("*") for place in places], name
-            shown += 1
-    assert shown == 8 + 6

@@ -8,8 +8,8 @@ import pytest
 
 from adapterhub.bench.baselines import BagOfWords, Constant
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.records import Costs, PredictedRows
-from adapterhub.bench.results import median_costs, study_results
+from adapterhub.bench.records import PredictedRows
+from adapterhub.bench.results import study_results
 from adapterhub.errors import ConfigError
 from tests.kit.studies import made_record, made_records
 
@@ -55,12 +55,16 @@ def test_the_score_is_that_of_the_records(made_study, made_results):
     assert made_results[0].find("lora").estimate.scores == pytest.approx(tuple(tested))
 
 
-def test_rates_trials_and_costs(made_results):
+def test_rates_trials_and_costs(made_study, made_results):
     lora = made_results[0].find("lora")
     assert (lora.rate, lora.at_edge, len(lora.trials), len(lora.finals)) == (1e-3, False, 5, 3)
     assert (lora.costs.all_trained, lora.costs.train_seconds) == (10_010, 5.0)
     scores = np.array(lora.estimate.scores)
     assert lora.gap == pytest.approx(0.95 - scores.mean())
+    lowest = [r for r in made_records(made_study, {"lora": 0.9}) if r.cell.rate != 1e-4]
+    assert study_results(made_study, lowest, {})[0].find("lora").at_edge
+    with pytest.raises(ConfigError, match="ia3"):
+        made_results[0].find("ia3")
 
 
 def test_a_method_whose_trials_all_diverged_is_a_row_with_its_failures(made_results):
@@ -78,12 +82,6 @@ def test_a_seed_that_failed_is_counted(made_study):
     (task,) = study_results(made_study, spoiled, {})
     assert len(task.find("lora").estimate.scores) == 2
     assert len(task.find("lora").failures) == 1
-
-
-def test_a_rate_at_the_edge_is_flagged(made_study):
-    records = [r for r in made_records(made_study, {"lora": 0.9}) if r.cell.rate != 1e-4]
-    (task,) = study_results(made_study, records, {})
-    assert task.find("lora").at_edge
 
 
 def test_head_alone_is_not_called_untrained(made_study):
@@ -172,17 +170,6 @@ def test_rows_without_their_texts_are_scored_by_what_is_kept(made_study):
         (task,) = study_results(made_study, records, {})
         assert task.score.name == name
         assert task.find("lora").estimate.value == (0.75 if kind == "choices" else 0.5)
-
-
-def test_a_method_that_is_not_there_is_refused(made_results):
-    with pytest.raises(ConfigError, match="ia3"):
-        made_results[0].find("ia3")
-
-
-def test_median_costs():
-    assert median_costs([]) is None
-    costs = [Costs(trained=5, seconds=1.0), Costs(trained=5, seconds=3.0)]
-    assert median_costs(costs) == Costs(trained=5, seconds=2.0)
 
 
 def test_a_gap_is_that_of_the_score_not_of_the_metric_that_selects(made_study):

@@ -33,14 +33,6 @@ def small_study(kind="accuracy", number=0, methods=3, **size):
 # The rows
 
 
-def test_the_influence_on_a_mean_is_the_deviation():
-    random = np.random.default_rng(0)
-    right = random.integers(2, size=(3, 50)).astype(float)
-    runs = runs_of(right)
-    assert np.allclose(runs.influence, right - right.mean(1, keepdims=True))
-    assert runs.row_variance == pytest.approx(right.mean(0).var(ddof=1) / 50)
-
-
 @pytest.mark.parametrize("kind", PREDICTIONS)
 def test_the_jackknife_agrees_with_a_bootstrap_over_rows(kind):
     (runs,) = Truth(kind, (0.7,), rows=400).study(np.random.default_rng(1))
@@ -58,6 +50,7 @@ def test_the_shared_variance_is_the_mean_covariance_of_two_seeds():
     assert runs.shared_variance == pytest.approx(pairs.mean())
     assert runs.noise_variance == pytest.approx(np.diag(matrix).mean() - pairs.mean())
     assert covariance(runs, runs) == pytest.approx(runs.row_variance)
+    assert runs.row_variance == pytest.approx(right.mean(0).var(ddof=1) / 80)
 
 
 # The seeds
@@ -115,16 +108,6 @@ def test_recorded_methods_do_not_change_what_is_known_of_the_others(number):
     assert seed_spreads(others) == seed_spreads([replace(r, is_recorded=False) for r in others])
 
 
-def test_methods_without_several_seeds_have_no_spread():
-    study = [
-        runs_of(np.eye(2, 30), method="two"),
-        runs_of(np.eye(1, 30), method="one"),
-        runs_of(np.eye(2, 30), method="majority", deterministic=True),
-        RepeatedRuns("failed", ACCURACY, (), failed=3),
-    ]
-    assert list(seed_spreads(study)) == ["two"]
-
-
 def test_degrees_of_freedom_are_those_of_satterthwaite():
     own, pooled = SeedSpread(3.0, 2, False), SeedSpread(2.0, 16, True)
     found = uncertainty(0.5, 101, [(own, 3), (pooled, 4), (pooled, 2)])
@@ -178,41 +161,27 @@ def test_the_interval_of_a_loss_is_symmetric_and_not_negative():
     assert found.low == 0.0
 
 
-def test_one_seed_has_an_interval_over_rows_only():
-    study = small_study(rows=200)
-    alone = replace(study[0], columns=study[0].columns[:1])
-    found = estimate_all([alone, *study[1:]])[0]
-    assert found.sd is None
-    assert not found.covers_seeds
-    assert found.low < found.value < found.high
-
-
-def test_a_deterministic_method_needs_no_seeds():
-    (found,) = estimate_all([runs_of([np.arange(100) < 60], deterministic=True)])
-    assert found.covers_seeds
-    assert found.low < 0.6 < found.high
-
-
-@pytest.mark.parametrize("rows", [1, 2, 19])
-def test_few_rows_have_no_interval(rows):
-    (found,) = estimate_all([runs_of(np.ones((3, 1)) * (np.arange(rows) < 1))])
-    assert (found.low, found.high, found.covers_seeds) == (None, None, False)
-    assert found.value == pytest.approx(1 / rows)
-
-
-def test_failed_seeds_are_counted():
-    some, none = runs_of(np.eye(2, 30), failed=1), RepeatedRuns("n", ACCURACY, (), failed=3)
-    found = estimate_all([some, none])
-    assert [len(e.scores) for e in found] == [2, 0]
-    assert (found[1].value, found[1].low, found[1].sd) == (None, None, None)
-
-
-def test_the_other_scores_have_intervals_within_their_range():
-    for kind in PREDICTIONS:
-        for found in estimate_all(small_study(kind)):
-            low = -1 if kind == "pearson" else 0
-            assert low <= found.low < found.value < found.high
-            assert kind == "loss" or found.high <= 1
+def test_one_seed_and_few_rows_and_failed_seeds_are_less_known():
+    """One seed has an interval over the rows; fewer than 20 rows have none, nor a spread."""
+    study = [
+        runs_of(np.arange(90).reshape(3, 30) % 4 == 0, method="three", failed=1),
+        runs_of(np.eye(1, 30), method="one"),
+        runs_of([np.arange(30) < 18], method="majority", deterministic=True),
+        RepeatedRuns("failed", ACCURACY, (), failed=3),
+    ]
+    assert list(seed_spreads(study)) == ["three"]
+    found = {each.method: each for each in estimate_all(study)}
+    assert [len(each.scores) for each in found.values()] == [3, 1, 1, 0]
+    assert (found["one"].sd, found["one"].covers_seeds) == (None, False)
+    assert found["one"].low < found["one"].value < found["one"].high
+    assert found["majority"].covers_seeds
+    assert found["majority"].low < 0.6 < found["majority"].high
+    none = found["failed"]
+    assert (none.value, none.low, none.sd) == (None, None, None)
+    for rows in (1, 2, 19):
+        (few,) = estimate_all([runs_of(np.ones((3, 1)) * (np.arange(rows) < 1))])
+        assert (few.low, few.high, few.covers_seeds) == (None, None, False)
+        assert few.value == pytest.approx(1 / rows)
 
 
 def test_a_constant_has_no_rare_class_and_what_predicted_one_class_may_have_one():
@@ -295,6 +264,8 @@ def test_the_order_of_rows_and_seeds_changes_nothing(kind, number):
     for first, second in zip(estimate_all(study), estimate_all(again), strict=True):
         numbers = [(e.value, e.sd, e.low, e.high) for e in (first, second)]
         assert numbers[1] == pytest.approx(numbers[0], rel=1e-9)
+        assert (-1 if kind == "pearson" else 0) <= first.low <= first.value <= first.high
+        assert kind == "loss" or first.high <= 1
 
 
 @settings(max_examples=25)

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import itertools
-import json
 import math
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import claims
@@ -39,21 +37,6 @@ from tests.kit.studies import made_record, made_records
 ROOT = Path(__file__).parents[2]
 
 
-def test_records_are_read_in_the_order_in_which_they_came(tmp_path):
-    records = RunRecords(tmp_path / "new")
-    assert records.read() == []
-    records.add({"seed": 1})
-    first = records.pack().read_bytes()
-    records.add({"seed": 2})
-    assert records.read() == [{"seed": 1}, {"seed": 2}]
-    records.pack()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["records.jsonl.gz"]
-    assert records.read() == [{"seed": 1}, {"seed": 2}]
-    other = RunRecords(tmp_path / "other")
-    other.add({"seed": 1})
-    assert other.pack().read_bytes() == first
-
-
 @pytest.mark.parametrize(
     ("script", "guide", "count"),
     [
@@ -62,11 +45,18 @@ def test_records_are_read_in_the_order_in_which_they_came(tmp_path):
     ],
     ids=["general_text", "several_heads"],
 )
-def test_a_guide_has_the_table_of_the_committed_records(script, guide, count):
+def test_a_guide_has_the_table_of_the_committed_records(script, guide, count, tmp_path):
+    """They are packed, and read in the order in which they came."""
     name = script.__name__.replace("_", "-")
     records = RunRecords(ROOT / "benchmarks" / "studies" / name).read()
     assert len(records) == count
     assert script.table(records) in (ROOT / f"docs/guides/{guide}.md").read_text("utf-8")
+    again = RunRecords(tmp_path / "again")
+    for record in records:
+        again.add(record)
+    assert again.pack().name == "records.jsonl.gz"
+    again.add({"seed": 1})
+    assert again.read() == [*records, {"seed": 1}]
 
 
 def test_the_news_to_train_on_and_to_hold_are_disjoint(tmp_path):
@@ -91,7 +81,6 @@ def test_recipes_of_heads_are_valid_and_take_as_many_steps(tmp_path, tasks):
     ("score", "curve", "expected"),
     [
         (("classes",), {1e-4: [0.795], 1e-3: [0.8], 1e-2: [0.791], 1.0: [0.5]}, (1e-3, 1e-4, 1e-2)),
-        (("classes",), {1e-4: [0.79], 1e-3: [0.80], 1e-2: [0.1]}, (1e-3, 1e-4, 1e-3)),
         (("classes",), {1e-4: [0.77], 1e-3: [0.77, 0.83], 1e-2: [0.7]}, (1e-3, 1e-4, 1e-3)),
         (("classes",), {1e-4: [math.nan], 1e-3: [0.9], 1e-2: [0.9, math.inf]}, (1e-3, 1e-3, 1e-3)),
         (("losses",), {1e-4: [2.01], 1e-3: [2.0], 1e-2: [2.03]}, (1e-3, 1e-4, 1e-3)),
@@ -106,32 +95,23 @@ def test_rates_as_good_as_the_best_but_for_a_point_or_the_spread_over_seeds_are_
     assert (found and (found.best, found.low, found.high)) == expected
 
 
-@pytest.fixture
-def corpora(tmp_path, monkeypatch):
-    """Forty lines of Multi30k in two languages, and a row of GSM8K."""
+def test_no_row_of_a_study_pre_trains_the_miniature(tmp_path, monkeypatch):
     monkeypatch.setattr(miniature, "PRETRAINING", 30)
-    source = tmp_path / "source"
     for name in ("multi30k", "gsm8k"):
-        (source / name).mkdir(parents=True)
+        (tmp_path / name).mkdir()
     for split, language in itertools.product(("train", "val"), ("en", "de")):
         lines = "".join(f"{language} {split} line {n}\n" for n in range(40))
         packed = gzip.compress(lines.encode())
-        (source / f"multi30k/{split}.{language}.gz").write_bytes(packed)
-    row = json.dumps({"question": "How many?", "answer": "4"}) + "\n"
-    (source / "gsm8k/train.jsonl").write_text(row, encoding="utf-8")
-    return source
-
-
-def test_no_row_of_a_study_pre_trains_the_miniature(corpora, tmp_path):
-    files = miniature.write_data(corpora, tmp_path / "data")
+        (tmp_path / f"multi30k/{split}.{language}.gz").write_bytes(packed)
+    row = '{"question": "How many?", "answer": "4"}\n'
+    (tmp_path / "gsm8k/train.jsonl").write_text(row, encoding="utf-8")
+    files = miniature.write_data(tmp_path, tmp_path / "data")
     own = {text for path in files.values() for text in miniature._texts(path)}
     written = sorted((tmp_path / "data").glob("*.t*.jsonl"))
     studies = {text for path in written for text in miniature._texts(path)}
     assert "en train line 29" in own
     assert {"de train line 30", "de val line 0"} <= studies
     assert not {text.removeprefix(miniature.TO_GERMAN) for text in studies} & own
-    rows = [json.loads(line) for line in miniature._lines(tmp_path / "data/translation.test.jsonl")]
-    assert rows[0] == {"text": miniature.TO_GERMAN + "en val line 0", "label": "de val line 0"}
 
 
 @pytest.mark.parametrize(
@@ -160,13 +140,11 @@ def test_the_record_of_forgetting_has_each_test_row_before_and_after(backbone, t
     assert read["test"].labels[:4] == [0, 1, 0, 1]
     names = ["lora", "lora, one per task"]
     data = dict.fromkeys(forgetting.TASKS, read)
-    found = forgetting.study(data, names, str(backbone), seeds=2, steps=3)
+    found = forgetting.study(data, names, str(backbone), seeds=1, steps=3)
     assert list(found["approaches"]) == names
-    assert found["device"].startswith("CPU")
-    assert set(found["versions"]) == {"adapterhub", "torch", "transformers", "python"}
     for runs in found["approaches"].values():
         sides = [side for run in runs for side in run.values()]
-        assert [len(side) for side in sides] == [40] * 6
+        assert [len(side) for side in sides] == [40] * 3
         assert {digit for side in sides for digit in side} <= {"0", "1"}
     assert all(run["before"] == run["after"] for run in found["approaches"][names[1]])
 
@@ -201,77 +179,41 @@ def test_a_task_on_which_nothing_was_shown_to_learn_has_no_winner(made_study, tm
 
 # The claims of textbooks, on planted studies, of which it is known whether a claim holds
 
-PEERS = (
-    {"lora": 0.86, "prefix": 0.90, "peft lora": 0.86, "peft prefix": 0.85},
-    {"lora": 0.80, "prefix": 0.90, "peft lora": 0.90, "peft prefix": 0.90},
-)
-PARALLEL, SEQUENTIAL = "parallel(size=94)", "pfeiffer(size=94)"
-ONE_STUDY = {
-    "small prefix": (
-        {"prefix(length=5)": 0.90, "full": 0.90},
-        {"prefix(length=5)": 0.80, "full": 0.90},
-    ),
-    "he2022: parallel": (
-        {PARALLEL: 0.90, SEQUENTIAL: 0.80},
-        {PARALLEL: 0.80, SEQUENTIAL: 0.90},
-    ),
-    "peers": PEERS,
-}
+CLAIMS = {  # methods, and their accuracies where the claim holds and where it does not
+    "small prefix": (("prefix(length=5)", "full"), (0.90, 0.90), (0.80, 0.90)),
+    "he2022: parallel": (("parallel(size=94)", "pfeiffer(size=94)"), (0.90, 0.80), (0.80, 0.90)),
+    "peers": (("lora", "prefix", "peft lora", "peft prefix"), (0.86, 0.90, 0.86, 0.85),
+              (0.80, 0.90, 0.90, 0.90)),
+}  # fmt: skip
 
 
-@cache
-def study_of(*methods: str) -> str:
-    """Return the text of a study of methods, of which the first is the baseline."""
+def verdict_of(name: str, folder: Path, accuracy: dict[str, float], test_rows: int = 1200) -> str:
+    """Return the verdict on a claim after a study whose first method is the baseline."""
     flags = {"backbone": "sentence-transformers/all-MiniLM-L6-v2", "data": {"train": "sst2.tsv"},
              "train": {"batch_size": 16}}  # fmt: skip
-    peers = [method for method in methods if method.startswith("peft ")]
-    own = [method for method in methods if method not in peers]
-    bench = {"methods": own, "recorded": peers, "baseline": methods[0], "steps": 120}
-    return read_study(None, (), flags, bench).to_yaml()
-
-
-def planted(folder: Path, accuracy: dict[int, dict[str, float]], test_rows: int = 1200) -> Path:
-    """Write a study: the accuracy of each method by the number of training rows."""
-    methods = dict.fromkeys(method for each in accuracy.values() for method in each)
+    peers = [method for method in accuracy if method.startswith("peft ")]
+    own = [method for method in accuracy if method not in peers]
+    bench = {"methods": own, "recorded": peers, "baseline": own[0], "steps": 120}
     folder.mkdir()
-    (folder / STUDY).write_text(study_of(*methods), encoding="utf-8")
+    text = read_study(None, (), flags, bench).to_yaml()
+    (folder / STUDY).write_text(text, encoding="utf-8")
     records = RecordFolder(folder / RECORDS)
-    for rows, values in accuracy.items():
-        for number, (method, value) in enumerate(values.items()):
-            for seed in (1, 2, 3, 4):
-                cell = Cell("sst2", method, rows, 120, 1e-3, seed, "final")
-                made = made_record(cell, 100 * rows + number, value, test_rows)
-                records.write(replace(made, costs=replace(made.costs, trained=10**4, head=0)))
-    return folder
-
-
-def verdict_of(name: str, path: Path) -> str:
-    (found,) = [each for each in claims.check_claims([path]) if each.name == name]
+    for number, (method, value) in enumerate(accuracy.items()):
+        for seed in (1, 2, 3, 4):
+            cell = Cell("sst2", method, 100, 120, 1e-3, seed, "final")
+            made = made_record(cell, 10_000 + number, value, test_rows)
+            records.write(replace(made, costs=replace(made.costs, trained=10**4, head=0)))
+    (found,) = [each for each in claims.check_claims([folder]) if each.name == name]
+    assert all(each.what in claims.as_markdown([found]) for each in found.checks)
     return found.verdict if found.checks else "not checked"
 
 
-@pytest.fixture
-def few_resamples(monkeypatch):
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name, tmp_path, monkeypatch):
     monkeypatch.setattr("checks.RESAMPLES", 999)
-
-
-@pytest.mark.usefixtures("few_resamples")
-@pytest.mark.parametrize("name", ONE_STUDY)
-def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name, tmp_path):
-    holds, fails = ONE_STUDY[name]
-    equal = dict.fromkeys(holds, 0.85)
-    assert verdict_of(name, planted(tmp_path / "holds", {100: holds})) == "holds"
-    assert verdict_of(name, planted(tmp_path / "fails", {100: fails})) == "does not hold"
-    assert verdict_of(name, planted(tmp_path / "few", {100: equal}, 60)) == "cannot be told"
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_the_table_is_narrow_and_the_markdown_has_every_check(tmp_path):
-    folder = planted(tmp_path / "s", {100: ONE_STUDY["he2022: parallel"][0]})
-    found = claims.check_claims([folder])
-    assert max(map(len, claims.as_text(found).splitlines())) <= 100
-    markdown = claims.as_markdown(found)
-    for each in found:
-        assert f"## {each.text}" in markdown
-        for check in each.checks:
-            assert f"| {check.what} | {check.numbers} | {check.verdict} |" in markdown
+    methods, *outcomes = CLAIMS[name]
+    holds, fails = (dict(zip(methods, each, strict=True)) for each in outcomes)
+    equal = dict.fromkeys(methods, 0.85)
+    assert verdict_of(name, tmp_path / "holds", holds) == "holds"
+    assert verdict_of(name, tmp_path / "fails", fails) == "does not hold"
+    assert verdict_of(name, tmp_path / "few", equal, 60) == "cannot be told"

@@ -107,10 +107,10 @@ def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_pa
     assert (model(**tiny_models.batch()).logits == before).all()
 
 
-@pytest.mark.parametrize("spec", ["tagging", "seq2seq", "causal-lm", "multi-label"])
-def test_other_tasks_are_refused(spec):
-    with pytest.raises(ConfigError, match="cannot be probed"):
-        check_probed(parse_task(spec))
+def test_other_tasks_are_refused():
+    for spec in ("tagging", "seq2seq", "causal-lm", "multi-label"):
+        with pytest.raises(ConfigError, match="cannot be probed"):
+            check_probed(parse_task(spec))
 
 
 def data(rows: int, signal: float, seed: int = 0, width: int = 16) -> tuple[Any, list[str]]:
@@ -127,6 +127,7 @@ def accuracy(files: Any) -> float:
 
 
 def test_signal_is_found_and_noise_is_not():
+    """Of classes, and of numbers."""
     features, labels = data(300, 3.0)
     files = linear_probe(features, labels, range(300), "classes")
     assert len(files) == REPEATS
@@ -134,14 +135,10 @@ def test_signal_is_found_and_noise_is_not():
     assert accuracy(files) > 0.97
     features, labels = data(300, 0.0)
     assert 0.4 < accuracy(linear_probe(features, labels, range(300), "classes")) < 0.6
-
-
-def test_numbers_are_predicted():
-    features, _ = data(200, 0.0)
-    labels = [float(value) for value in 2 * features[:, 3] + 1]
-    for file in linear_probe(features, labels, range(200), "numbers"):
+    numbers = [float(value) for value in 2 * features[:, 3] + 1]
+    for file in linear_probe(features, numbers, range(300), "numbers"):
         predicted = [row["prediction"] for row in file.rows]
-        assert np.corrcoef(predicted, labels)[0, 1] > 0.99
+        assert np.corrcoef(predicted, numbers)[0, 1] > 0.99
         assert all(isinstance(value, float) for value in predicted)
 
 

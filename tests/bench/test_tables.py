@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from adapterhub.bench.tables import (
     failure_word,
-    result_title,
     score_title,
     summary_table,
     task_table,
@@ -76,14 +75,6 @@ def test_failed_seeds_are_counted_and_a_rate_at_the_edge_is_marked(made_results)
     assert cells(with_result(task, edge), "lora")["rate"].text == "1e-3 edge"
 
 
-def test_titles_name_rows_only_where_there_are_several(made_results):
-    (task,) = made_results
-    assert result_title(task, made_results) == "mine"
-    assert result_title(task, [task, replace(task, rows=50)]) == "mine, 100 rows"
-    loss = replace(task, score=replace(task.score, name="loss"))
-    assert score_title(loss) == "loss, lower is better"
-
-
 def test_all_tasks_are_in_one_table(made_results):
     other = replace(made_results[0], task="yours")
     table = summary_table([made_results[0], replace(other, methods=other.methods[:1])])
@@ -91,3 +82,5 @@ def test_all_tasks_are_in_one_table(made_results):
     found = {name: texts for name, *texts in table.texts()}
     assert found["mam"] == ["diverged", ""]
     assert found["head"][0] == found["head"][1]
+    loss = replace(made_results[0], score=replace(made_results[0].score, name="loss"))
+    assert score_title(loss) == "loss, lower is better"

@@ -186,14 +186,8 @@ def test_a_template_is_taken_and_its_empty_cells_counted(tmp_path):
 
 
 RECORDED = DataOptions(text="review", label="stars")
-
-
 PAIRS = DataOptions(text="premise", pair="hypothesis", label="label")
-
-
 NUMBERED = DataOptions(text="3", label="1")
-
-
 LATER = [  # recorded columns, header and cells of other data, whether it has labels, what is read
     (RECORDED, None, "t", False, ("0", None, None)),
     (RECORDED, None, "bt", True, ("1", None, "0")),

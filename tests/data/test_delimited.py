@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
 import io
 import random
 
@@ -19,7 +18,6 @@ from adapterhub.data.delimited import (
     decode_text,
     detect_dialect,
     expected_columns,
-    file_bytes,
     file_text,
     find_delimiter,
     find_header,
@@ -27,7 +25,6 @@ from adapterhub.data.delimited import (
     prefix_rows,
     read_delimited,
     read_text,
-    split_lines,
 )
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
@@ -56,6 +53,7 @@ def test_a_dialect_is_detected_unless_it_is_given(text, kind, options, expected)
 
 
 def test_what_was_detected_is_told_with_what_to_type():
+    """Decimal commas do not separate."""
     table = read("text;score\ngood, clean;1,5\nbad;0,5\n")
     assert table.form == "semicolon-separated"
     assert table.decimal_comma
@@ -72,12 +70,9 @@ def test_a_first_line_in_doubt_is_data_if_it_lacks_the_recorded_columns():
         assert not detect_dialect(text, "csv", None, options, recorded=True).header
         assert detect_dialect(text, "csv", None, options).header
     assert detect_dialect("review\nabc\n", "csv", None, options, recorded=True).header
-
-
-def test_names_of_templates_are_expected_in_the_header():
-    options = DataOptions(text="{a}. {b}", pair="c", label="1", choices=("x", "y"))
-    assert expected_columns(options) == {"a", "b", "c", "x", "y"}
-    assert detect_dialect("a,b\nc,d\n", "csv", None, options).header
+    names = DataOptions(text="{a}. {b}", pair="c", label="1", choices=("x", "y"))
+    assert expected_columns(names) == {"a", "b", "c", "x", "y"}, "of a template"
+    assert detect_dialect("a,b\nc,d\n", "csv", None, names).header
 
 
 def test_a_wrong_number_of_fields_says_what_to_type():
@@ -121,13 +116,6 @@ def test_delimiter_and_header_are_found(delimiter, header, seed):
     assert find_header(prefix_rows(text, delimiter, True)) == (header, True)
 
 
-def test_decimal_commas_do_not_separate():
-    rows = [(text.replace(",", ""), f"{i % 5},{i % 10}") for i, text in enumerate(sentences(30))]
-    text = "".join(f"{a.replace(';', '')};{b}\n" for a, b in rows)
-    assert find_delimiter(text, ",") == ";"
-    assert find_delimiter(f"text;score\n{text}", ",") == ";"
-
-
 def test_lines_of_text_are_no_table():
     assert find_delimiter("\n".join(sentences(50)), None) is None
     assert find_delimiter("one, two\nthree, four\n", None) is None
@@ -164,12 +152,6 @@ def test_the_first_line_names_columns_or_not(case):
     assert find_header([list(row) for row in (*first, *rows)])[0] is expected
 
 
-def test_names_that_are_asked_for_decide():
-    rows = [["abc", "def"], ["ghi", "jkl"]]
-    assert find_header(rows, {"def"}) == (True, True)
-    assert find_header(rows)[1] is False
-
-
 @given(st.text(), st.sampled_from([",", "\t", None]))
 def test_any_text_has_some_dialect(text, usual):
     found = find_delimiter(text, usual)
@@ -198,12 +180,6 @@ def test_only_a_beginning_is_read():
 
 
 # Bytes and texts of files.
-
-
-def test_a_file_may_be_gzipped(tmp_path):
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\r\ntwo"))
-    assert file_bytes(str(tmp_path / "a.txt.gz")) == b"one\r\ntwo"
-    assert split_lines(read_text(str(tmp_path / "a.txt.gz"))) == ["one", "two"]
 
 
 def test_a_text_is_utf8_unless_another_encoding_is_given(tmp_path):
@@ -264,10 +240,7 @@ def test_any_bytes_are_text_or_refused(data):
 TEXTS = {
     "cp1252": ["na\u00efve",
         "Das Caf\u00e9 war sch\u00f6n, gro\u00dfartig \u2013 \u201etoll\u201c!",
-        "El ni\u00f1o comi\u00f3 una pi\u00f1a, \u00bfverdad? \u00a1S\u00ed!",
-        "C\u2019est tr\u00e8s d\u00e9cevant. O\u00f9 \u00eates-vous ?",
-        "it costs 5 \u20ac or \u00a34", "O servi\u00e7o n\u00e3o \u00e9 bom, cora\u00e7\u00e3o",
-        "smart \u2018quotes\u2019 and \u201cmore\u201d \u2014 here\u2026"],
+        "it costs 5 \u20ac or \u00a34", "smart \u2018quotes\u2019 and \u201cmore\u201d \u2014"],
     "cp1250": [
         "Za\u017c\u00f3\u0142\u0107 g\u0119\u015bl\u0105 ja\u017a\u0144, prosz\u0119 bardzo",
         "P\u0159\u00edli\u0161 \u017elu\u0165ou\u010dk\u00fd k\u016f\u0148"],
@@ -310,14 +283,12 @@ def test_some_damaged_lines_among_utf8_are_refused_not_guessed():
     assert "data.encoding=" in error.value.hint
 
 
-@pytest.mark.parametrize("name", ["klingon", "zip", "rot13", "a\0b", "..", "x" * 9999, ""])
-def test_an_unknown_encoding_is_refused(name):
-    with pytest.raises(DataError, match="unknown encoding"):
-        decode_file(b"abc", "x", name)
+def test_an_unknown_or_wrong_encoding_is_refused():
+    for name in ("klingon", "zip", "rot13", "a\0b", "..", "x" * 9999, ""):
+        with pytest.raises(DataError, match="unknown encoding"):
+            decode_file(b"abc", "x", name)
 
-
-@pytest.mark.parametrize("name", ["utf-8", "ascii", "utf-16", "cp1252"])
-def test_bytes_that_a_given_encoding_cannot_have_are_refused(name):
-    with pytest.raises(DataError, match="x, line 1") as error:
-        decode_file(b"a\x81\xff", "x", name)
-    assert "data.encoding" in error.value.hint
+    for name in ("utf-8", "ascii", "utf-16", "cp1252"):  # which cannot have these bytes
+        with pytest.raises(DataError, match="x, line 1") as error:
+            decode_file(b"a\x81\xff", "x", name)
+        assert "data.encoding" in error.value.hint

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -84,6 +82,9 @@ INVALID = [
 def test_an_invalid_row_is_reported_with_its_line(tmp_path, name, text, messages):
     found = "\n".join(offenders(write(tmp_path / name, text)))
     assert all(message in found for message in messages)
+
+
+def test_an_invalid_row_of_parquet_is_reported_with_its_number(tmp_path):
     table = pyarrow.table({"text": ["a", None], "label": [float("nan"), 1.0]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     found = offenders(str(tmp_path / "a.parquet"))
@@ -110,15 +111,13 @@ FORMATS = {"a.csv": "line 3", "a.tsv": "line 3", "a.quoted.tsv": "line 3", "a.js
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("column", ["text", "pair"])
-@pytest.mark.parametrize("value", ["", "  "])
-def test_an_empty_text_with_a_label_is_refused(tmp_path, name, column, value):
+def test_an_empty_text_with_a_label_is_refused(tmp_path, name):
     row = {"text": "a", "pair": "b", "label": "1"}
-    source = write_rows(tmp_path / name, [row, row | {column: value}])
-    assert offenders(source, pair="pair") == [f"{FORMATS[name]}: {column!r} is empty"]
-    options = DataOptions(pair="pair")
-    examples = read_examples(source, options, labelled=False)
-    assert examples[1] == Example(**{"text": "a", "pair": "b", column: value})
+    for column, value in itertools.product(("text", "pair"), ("", "  ")):
+        source = write_rows(tmp_path / name, [row, row | {column: value}])
+        assert offenders(source, pair="pair") == [f"{FORMATS[name]}: {column!r} is empty"]
+        examples = read_examples(source, DataOptions(pair="pair"), labelled=False)
+        assert examples[1] == Example(**{"text": "a", "pair": "b", column: value})
 
 
 def test_rows_are_built_from_their_columns(tmp_path):
@@ -140,13 +139,10 @@ def test_a_sample_is_an_ordered_subset_determined_by_its_seed(labels, count, see
     assert len(drawn) == min(count, len(examples))
     assert drawn == [e for e in examples if e in drawn] == sample(examples, count, seed)
     assert sample(examples, None, 0) == examples
-
-
-def test_other_seeds_draw_other_samples_and_none_is_empty():
-    examples = [Example(str(i)) for i in range(100)]
-    assert sample(examples, 10, 0) != sample(examples, 10, 1)
+    many = [Example(str(i)) for i in range(100)]
+    assert sample(many, 10, seed) != sample(many, 10, seed + 1)
     with pytest.raises(DataError, match="rows is 0"):
-        sample([Example("a")], 0, 0)
+        sample(examples, 0, 0)
 
 
 def test_labels_are_ordered_and_those_unseen_in_training_are_counted():
@@ -170,21 +166,9 @@ def test_the_hash_depends_on_order_and_fields_and_is_stable():
     assert len(hashes) == 5
     expected = "a1afde9dd52cf4f83607d683b29083b6e631c7b8f87f7a7c84f5e949d0a64a66"
     assert data_hash([Example("é", "b", "1")]) == expected
-
-
-def test_samples_and_hashes_do_not_depend_on_the_hash_seed():
-    code = (
-        "from adapterhub.data.examples import *\n"
-        "rows = [Example(str(i), None, str(i % 7)) for i in range(99)]\n"
-        "print(data_hash(sample(rows, 9, 3)), labels_of(rows))"
-    )
-    words, options = [sys.executable, "-c", code], {"capture_output": True, "check": True}
-    printed = {
-        subprocess.run(words, env={**os.environ, "PYTHONHASHSEED": seed}, **options).stdout
-        for seed in ("1", "2")
-    }
-    assert len(printed) == 1
-    assert printed != {b""}
+    drawn = "f089ec5c222beb83ba31f502b91b322f7f0ceb1a606eaa12e916ed216fd108ea"
+    rows = [Example(str(i), None, str(i % 7)) for i in range(99)]
+    assert data_hash(sample(rows, 9, 3)) == drawn, "whatever PYTHONHASHSEED is"
 
 
 # Rows that are held out for evaluation.

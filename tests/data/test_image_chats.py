@@ -216,25 +216,22 @@ def test_columns_are_found_by_their_names(header, pictures):
     assert asked(read_questions(file)) == [("0.png", question, "red"), ("1.png", question, "x")]
     file = write_tsv(pictures / "c.tsv", [("0.png", "a red square")], "image\ttext")
     assert asked(read_questions(file)) == [("0.png", "", "a red square")]  # captions
+    file = write_tsv(pictures / "odd.tsv", [("0.png", "x", "y")], "image\tfirst\tsecond")
+    with pytest.raises(DataError, match="cannot tell which columns"):
+        choose_columns(str(file), DataOptions(), "train", WANTED)
 
 
-def test_options_name_the_columns_of_questions(pictures):
-    rows = [{"p": "0.png", "q": "how many?", "a": 3, "question": "no", "answer": "no"}]
-    file = write_json_lines(pictures / "rows.jsonl", rows)
-    found = read_questions(file, text="p", pair="q", label="a")
-    assert asked(found) == [("0.png", "how many?", "3")]
-    assert asked(read_questions(file, labelled=False, text="p", pair="q")) == [
-        ("0.png", "how many?", None)
-    ]
-
-
-def test_pictures_may_be_bytes_in_cells(pictures):
+def test_options_name_the_columns_of_questions_and_cells_may_be_bytes(pictures):
     cells = [{"bytes": media.red_png(i), "path": f"in-cell-{i}.png"} for i in range(2)]
-    table = pa.table({"image": cells, "question": ["a?", "b?"], "answer": ["1", "2"]})
-    pq.write_table(table, pictures / "rows.parquet")
-    found = read_questions(pictures / "rows.parquet")
+    table = {"p": cells, "q": ["a?", "b?"], "a": [1, 2], "question": ["no"] * 2,
+             "answer": ["no"] * 2}  # fmt: skip
+    pq.write_table(pa.table(table), pictures / "rows.parquet")
+    named = {"text": "p", "pair": "q", "label": "a"}
+    found = read_questions(pictures / "rows.parquet", **named)
     assert asked(found) == [("in-cell-0.png", "a?", "1"), ("in-cell-1.png", "b?", "2")]
     assert found[0].decoded(open_picture).size == (4, 4)
+    found = read_questions(pictures / "rows.parquet", labelled=False, text="p", pair="q")
+    assert asked(found)[0] == ("in-cell-0.png", "a?", None)
 
 
 def test_all_invalid_rows_are_told(pictures):
@@ -251,12 +248,6 @@ def test_all_invalid_rows_are_told(pictures):
         assert part in told
     file = write_json_lines(pictures / "gaps.jsonl", [rows[0], rows[1], rows[4]])
     assert [e.name for e in read_questions(file, skip_empty=True)] == ["2.png"]
-
-
-def test_an_answer_column_in_doubt_is_asked_for(pictures):
-    file = write_tsv(pictures / "odd.tsv", [("0.png", "x", "y")], "image\tfirst\tsecond")
-    with pytest.raises(DataError, match="cannot tell which columns"):
-        choose_columns(str(file), DataOptions(), "train", WANTED)
 
 
 def test_the_question_and_the_answer_are_content(pictures):

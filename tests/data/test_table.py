@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adapterhub.data.table import Table, cell_text, fill, first_few, is_template, template_columns
@@ -45,6 +45,10 @@ def test_samples_show_each_column_with_two_values():
     assert table().samples() == ["title: One | Two", "body: a b | (empty)", "n: 1 | 2"]
     long = Table("x", "row", ("t",), [1], lambda name: ["word " * 30])
     assert long.samples() == [f"t: {('word ' * 8)}..."]
+    for count in (0, 1, 10, 11, 99):
+        texts = [str(i) for i in range(count)]
+        more = [f"... and {count - 10} more"] * (count > 10)
+        assert first_few(texts) == texts[:10] + more
 
 
 def test_cells_from_all_over_the_table_are_looked_at():
@@ -54,13 +58,6 @@ def test_cells_from_all_over_the_table_are_looked_at():
     assert (len(spread), spread[0], spread[-1]) == (100, 0, 9900)
     lazy = Table("x", "row", ("n",), rows, lambda name: iter(rows))
     assert lazy.spread("n", 3) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("count", [0, 1, 10, 11, 99])
-def test_first_few_lists_at_most_ten_items(count):
-    listed = first_few([str(i) for i in range(count)])
-    assert listed[:10] == [str(i) for i in range(min(count, 10))]
-    assert listed[10:] == ([f"... and {count - 10} more"] if count > 10 else [])
 
 
 # Templates substitute the names of columns and do nothing else.
@@ -88,18 +85,20 @@ def test_a_missing_cell_is_empty_and_leaves_no_space_at_the_ends(value):
     assert fill("{a}. {b}", {"a": "x", "b": value}) == "x."
 
 
-@pytest.mark.parametrize("name", ["a.__class__", "a[0]", "a!r", "a:>99999", "0", " a"])
-def test_what_is_in_braces_is_a_name_and_no_code(name):
-    assert template_columns(f"{{{name}}}") == [name]
-    assert fill(f"{{{name}}}", {name: "x"}) == "x"
-
-
-@pytest.mark.parametrize("template", ["{a} {", "{a}}", "}{a}", "{a} {}", "{a" + "{b}"])
-def test_a_single_brace_is_refused(template):
-    with pytest.raises(DataError, match="invalid template"):
-        template_columns(template)
-
-
 @given(NAMES, st.text())
-def test_any_cell_is_put_in_unchanged_but_for_space_around(name, value):
+@example("a.__class__", "x")
+@example("a[0]", "x")
+@example("a!r", "x")
+@example("a:>99999", "x")
+@example("0", "x")
+@example(" a", "x")
+def test_what_is_in_braces_is_a_name_and_no_code(name, value):
+    """Any cell is put in unchanged."""
+    assert template_columns(f"{{{name}}}") == [name]
     assert fill(f"<{{{name}}}>", {name: value}) == f"<{value}>"
+
+
+def test_a_single_brace_is_refused():
+    for template in ("{a} {", "{a}}", "}{a}", "{a} {}", "{a" + "{b}"):
+        with pytest.raises(DataError, match="invalid template"):
+            template_columns(template)

@@ -12,8 +12,6 @@ import sys
 from dataclasses import replace
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,13 +120,6 @@ def test_files_are_read_as_they_are_written(tmp_path, name, text, options, expec
     assert [(e.text, e.label) for e in examples] == expected
 
 
-def test_parquet(tmp_path):
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [0, 1]}), path)
-    examples = read_examples(str(path), DataOptions(), labelled=True)
-    assert examples == [Example("a", None, "0"), Example("b", None, "1")]
-
-
 def test_a_field_may_be_longer_than_the_csv_module_allows(tmp_path):
     limit = csv.field_size_limit()
     source = write(tmp_path / "a.csv", f"text,label\n{'x' * 200_000},1\n")
@@ -204,6 +195,9 @@ def column(path, name):
 def test_malformed_data_is_reported_with_its_line(tmp_path, name, text, message):
     with pytest.raises(DataError, match=message):
         read_examples(write(tmp_path / name, text), DataOptions(), labelled=True)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text,label\na,1\n" * 50)[:-12])
+    with pytest.raises(DataError, match="not a complete gzip file"):
+        read_examples(str(tmp_path / "a.csv.gz"), DataOptions(), labelled=True)
 
 
 def test_a_file_in_another_encoding_is_read_and_the_guess_is_told(tmp_path):
@@ -212,13 +206,6 @@ def test_a_file_in_another_encoding_is_read_and_the_guess_is_told(tmp_path):
     (note,) = read_table(source, DataOptions(), "train").notes
     assert "read as cp1252, which gives 'caf\u00e9'" in note
     assert "data.encoding=NAME" in note
-
-
-def test_a_truncated_gzip_file_is_refused(tmp_path):
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(b"text,label\na,1\n" * 50)[:-12])
-    with pytest.raises(DataError, match="not a complete gzip file"):
-        read_examples(str(path), DataOptions(), labelled=True)
 
 
 @pytest.mark.parametrize("name", ["trian.tsv", "./train"])
@@ -257,7 +244,6 @@ def test_the_first_folder_is_the_class_and_hidden_files_are_left_out(tmp_path):
     assert read_folder(source).form == "4 folders"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights")
 def test_links_are_followed_once(tmp_path):
     source = files(tmp_path / "photos", "cat/a.png")
     files(tmp_path / "elsewhere", "b.png")
@@ -270,7 +256,7 @@ def test_links_are_followed_once(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_table_that_describes_a_folder(tmp_path):
+def test_a_folder_with_a_table_or_without_pictures(tmp_path):
     source = files(tmp_path, "1.wav", "2.wav")
     assert metadata_file(source) is None
     used = [read_table(source, DataOptions(), "train")]
@@ -281,13 +267,8 @@ def test_the_table_that_describes_a_folder(tmp_path):
         used.append(read_table(source, DataOptions(), "train"))
         assert used[-1].columns == ("file_name", "text")
         assert [*used[-1].column("text")] == [text]
-
-
-def test_a_folder_without_pictures(tmp_path):
-    with pytest.raises(DataError, match="has no images") as error:
-        read_folder(files(tmp_path, "a.txt"))
-    assert ".png" in str(error.value)
-    assert "one folder for each class" in str(error.value)
+    with pytest.raises(DataError, match=r"has no images(.|\n)*one folder for each class"):
+        read_folder(files(tmp_path / "texts", "a.txt"))
 
 
 # JSON as a table: lines, a list, an object with a list, an object of columns.

@@ -60,9 +60,6 @@ def test_negatives(file, negatives, expected):
     (pair,) = read_text_pairs(source, DataOptions(), "train", scored=False)
     assert pair == TextPair("a", "b", expected)
     assert pair.texts == ("a", "b", *expected)
-
-
-def test_negatives_that_are_named(file):
     source = write(file, {"anchor": "a", "positive": "b", "other": "c", "negative": "d"})
     options = DataOptions(negatives=("other",))
     assert read_text_pairs(source, options, "train", scored=False)[0].negatives == ("c",)
@@ -80,9 +77,6 @@ def test_texts_that_are_refused(file, row, problem):
     source = write(file, {"anchor": "a", "positive": "b", "negative": "c"}, row)
     with pytest.raises(DataError, match=f"line 2: .*{problem}"):
         read_text_pairs(source, DataOptions(), "train", scored=False)
-
-
-def test_a_score_is_a_number(file):
     rows = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (1, "high")]
     with pytest.raises(DataError, match="'high' is not a number"):
         read_text_pairs(write(file, *rows), DataOptions(label="score"), "train", scored=True)
@@ -93,6 +87,9 @@ def test_to_predict_on_only_the_first_texts_are_read(file):
     options = DataOptions(text="anchor", pair="positive", label="score")
     pairs = read_text_pairs(source, options, "eval", scored=True, labelled=False)
     assert pairs == [TextPair("a"), TextPair("")]
+    options = DataOptions(text="anchor", label="chosen", pair="rejected")
+    rows = read_comparisons(source, options, "eval", labelled=False)
+    assert rows == [Comparison("a"), Comparison("")]
 
 
 # Comparisons: columns, chats and what is refused.
@@ -136,13 +133,6 @@ def test_rows_that_are_refused(tmp_path, row, problem):
     source = str(write_json_lines(tmp_path / "a.jsonl", [first, {"prompt": "p"} | row]))
     with pytest.raises(DataError, match=f"line 2: .*{problem}"):
         read_comparisons(source, DataOptions(), "train")
-
-
-def test_to_predict_on_only_prompts_are_read(tmp_path):
-    source = str(write_json_lines(tmp_path / "a.jsonl", [{"prompt": "p"}, {"prompt": ""}]))
-    options = DataOptions(text="prompt", label="chosen", pair="rejected")
-    rows = read_comparisons(source, options, "eval", labelled=False)
-    assert rows == [Comparison("p"), Comparison("")]
 
 
 QUESTIONS = [f"name the {word} that is near the river" for word in
