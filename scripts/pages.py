@@ -38,6 +38,7 @@ import doctest
 import glob
 import io
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -136,7 +137,7 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
         page: its name, for errors.
         text: its text.
         folder: the working directory of everything that is run.
-        quick: shorten trainings, and run commands of adapterhub in this process.
+        quick: shorten trainings, and run commands of adapterhub in this process, servers in forks.
 
     Raises:
         RuntimeError: a block fails, or does not print what the page says.
@@ -156,7 +157,8 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
             start = time.perf_counter()
             try:
                 if block.title == ANOTHER_TERMINAL:
-                    outputs = [running.enter_context(_server(each)) for each in block.commands]
+                    servers = [_server(command, quick) for command in block.commands]
+                    outputs = [running.enter_context(each) for each in servers]
                 else:
                     outputs = _run(block, page, namespace, quick, done)
             except (Exception, SystemExit) as error:
@@ -277,18 +279,23 @@ def _command(command: str, quick: bool) -> str:
 
 
 @contextlib.contextmanager
-def _server(command: str) -> Iterator[str]:
+def _server(command: str, quick: bool) -> Iterator[str]:
     """Run a server in the block, and yield the lines up to its address.
 
     Raises:
         RuntimeError: it ends without having printed an address.
     """
-    process = subprocess.Popen(
-        _words(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    printed = process.stdout
-    assert printed is not None
+    words = _words(command)
+    reading, writing = os.pipe()
+    if quick and words[0] == "adapterhub":
+        process = multiprocessing.get_context("fork").Process(target=_serve, args=(words, writing))
+        process.start()
+    else:
+        process = subprocess.Popen(
+            words, stdout=writing, stderr=writing, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        )
+    os.close(writing)
+    printed = open(reading, encoding="utf-8")  # noqa: SIM115
     lines: list[str] = []
     drain = threading.Thread(target=printed.read, daemon=True)
     try:
@@ -302,10 +309,22 @@ def _server(command: str) -> Iterator[str]:
         yield "".join(lines)
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(60) if isinstance(process, subprocess.Popen) else process.join(60)
         if drain.ident:
             drain.join()
         printed.close()
+
+
+def _serve(words: list[str], writing: int) -> None:
+    """Run a command of adapterhub in a fork, which has imported what it needs."""
+    from adapterhub.cli import main
+
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    sys.argv = words
+    with open(writing, "w", buffering=1) as out:
+        sys.stdout = sys.stderr = out
+        main()
 
 
 def _words(command: str) -> list[str]:

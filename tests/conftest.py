@@ -252,6 +252,15 @@ def train(adapterhub, backbone, data, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """A Ray cluster of two nodes, in the process that `tests/test_on_ray.py` starts."""
+    from tests.kit.server import two_nodes
+
+    with two_nodes() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def new_state() -> Iterator[Callable[[], tuple[Any, str]]]:
     """Return what makes a new database and a new place in a bucket, for hubs of processes."""
     shared_state = pytest.importorskip("tests.kit.real_hub")

@@ -1,4 +1,4 @@
-"""What runs on a real local Ray, in a process of its own.
+"""What runs on a real local Ray, in a process of its own, on one cluster.
 
 Ray's library ends the process that it is in when one of its daemons does not answer in time, as on
 a busy machine. Here that ends no other tests, its last words are shown, and it is tried once more.
@@ -23,12 +23,11 @@ CASES = [
 
 @pytest.mark.apart
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cases", CASES)
-def test_the_cases_pass(cases: str) -> None:
+def test_the_cases_pass() -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", "-rfE"]
-    command.append(str(Path(__file__).parent / cases))
+    command += [str(Path(__file__).parent / cases) for cases in CASES]
     # Else its workers wait for all other processes of a busy machine.
     environment = os.environ | {"RAY_worker_niceness": "0"}
     for _ in range(2):

@@ -1,13 +1,10 @@
 """`adapterhub train` with FSDP2 or tensor parallelism, in two processes, as in one."""
 
 import json
-import os
 import re
-import signal
 import time
 from importlib.util import find_spec
 
-import psutil
 import pytest
 from transformers import AutoTokenizer
 
@@ -20,6 +17,7 @@ from tests.kit.processes import (
     finished,
     in_two,
     launch,
+    launched,
     losses,
     run_all,
     same_adapters,
@@ -143,10 +141,10 @@ def killed(started, folder):
     """Kill one of two processes when there is a checkpoint; it has written it in part, or whole."""
     last = folder / "checkpoints" / "last" / "progress.json"
     while not last.exists():
-        assert started.poll() is None, started.communicate()[0][-4000:]
+        assert not started.done(), started.result().printed[-4000:]
         time.sleep(0.05)
-    workers = psutil.Process(started.pid).children()
-    os.kill(workers[-1].pid, signal.SIGKILL)
+    workers = launched()
+    workers[-1].kill()
     return len(workers)
 
 
@@ -155,10 +153,10 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_if_it_had_not(fol
     case, outs = CORE[-1], {"killed-sharded": ["train.shard=true"], "killed-whole": []}
     commands = [words_of(folder, out, *case, 3, 1, *words) for out, words in outs.items()]
     launcher = ("torch.distributed.run", "--standalone", "--max-restarts=2")
-    started = launch(folder, commands, *launcher)
-    for out in outs:
-        assert killed(started, output_of(folder / out, *case)) == 2
-    finished(started)
+    with launch(folder, commands, *launcher) as started:
+        for out in outs:
+            assert killed(started, output_of(folder / out, *case)) == 2
+    finished(started.result())
     for out in outs:
         same_adapters(output_of(one, *case), output_of(folder / out, *case))
 
@@ -183,7 +181,8 @@ def test_accelerate_launches_fsdp2(folder, two):
         "accelerate.commands.launch", "--use_fsdp", "--fsdp_version=2", "--num_processes=2",
         "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0",
     )  # fmt: skip
-    finished(launch(folder, [words_of(folder, "accelerate", *case, 3, 1)], *launcher))
+    with launch(folder, [words_of(folder, "accelerate", *case, 3, 1)], *launcher) as started:
+        finished(started.result())
     launched = output_of(folder / "accelerate", *case)
     assert has_shards(launched / "checkpoints" / "last")
     same_adapters(output_of(two, *case), launched)

@@ -10,7 +10,7 @@ from adapterhub.loop.checkpoint import folder_of, load_checkpoint
 from adapterhub.loop.processes import own_device
 from tests.kit import tiny_models
 from tests.kit.data import sentences, write_tsv
-from tests.kit.processes import evaluations, finished, lines_of, same_adapters, start
+from tests.kit.processes import evaluations, lines_of, same_adapters, start
 from tests.kit.session import succeeded
 
 # One launch for all in the core: site modules, prefixes, and a trained part that grows.
@@ -44,7 +44,7 @@ def test_two_processes_train_like_one_with_gradient_accumulation(
     )  # fmt: skip
     alone = ("--output", tmp_path / "one", "train.gradient_accumulation=2")
     out = succeeded(adapterhub(*words, *alone))
-    printed = finished(start(*LAUNCH, *words, "--output", tmp_path / "two"))
+    printed = start(*LAUNCH, *words, "--output", tmp_path / "two")
     assert printed.count("peak memory") == out.count("peak memory") == 1
     folders = one, two = tmp_path / "one", tmp_path / "two"
     same_adapters(one, two)

@@ -23,15 +23,8 @@ from adapterhub.inference.table_job import (
     predict_on_ray,
 )
 from tests.kit.runs import routed, write_table
-from tests.kit.server import two_nodes
 
 pytestmark = pytest.mark.timeout(550)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    with two_nodes() as address:
-        yield address
 
 
 def joined(found: Iterator[tuple[TablePart, pa.Table]]) -> pa.Table:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -236,15 +237,28 @@ def run_all(commands):
 
 def in_two(folder, commands):
     """Run commands in two processes, with the environment that torchrun gives them."""
-    ended = run(__file__, "commands", written(folder, commands), processes=2)
-    assert ended.returncode == 0, ended.printed[-4000:]
-    return ended.printed
+    return finished(run(__file__, "commands", written(folder, commands), processes=2))
 
 
+@contextlib.contextmanager
 def launch(folder, commands, *launcher):
-    """Start commands in two processes by a launcher, which is a module of Python."""
+    """Begin commands in two processes by a launcher, which is a module of Python.
+
+    It runs in a fork, and its workers are forks of that: options of torchrun say so.
+    """
     count = [] if "--num_processes=2" in launcher else ["--nproc-per-node=2"]
-    return start(*launcher, *count, __file__, "commands", written(folder, commands))
+    words = (*launcher, *count, __file__, "commands", written(folder, commands))
+    forks = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"}
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(run, __file__, "launch", *words, environment=forks)
+
+
+def launched():
+    """Return the processes that the launcher in the fork has started."""
+    import psutil
+
+    (launcher,) = psutil.Process(_parent().process.pid).children()
+    return launcher.children()
 
 
 def written(folder, commands):
@@ -254,23 +268,19 @@ def written(folder, commands):
 
 
 def start(*words):
-    """Start a module of Python, such as torchrun, without GPUs."""
+    """Run a module of Python, such as accelerate's launcher, in fresh processes without GPUs."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    return subprocess.Popen(
+    done = subprocess.run(
         [sys.executable, "-m", *map(str, words)],
         env=environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400, check=False,
     )  # fmt: skip
+    return finished(Ended(done.returncode, done.stdout))
 
 
-def finished(started):
-    try:
-        printed, _ = started.communicate(timeout=400)
-    except subprocess.TimeoutExpired:
-        started.terminate()
-        printed, _ = started.communicate()
-    assert started.returncode == 0, printed[-4000:]
-    return printed
+def finished(ended):
+    assert ended.returncode == 0, ended.printed[-4000:]
+    return ended.printed
 
 
 def same_adapters(one, two):
@@ -375,6 +385,9 @@ def _fresh() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "fork":
         _fork(sys.argv[2])
+    elif sys.argv[1] == "launch":
+        sys.argv = sys.argv[2:]
+        importlib.import_module(sys.argv[0]).main()
     elif sys.argv[1] == "commands":
         run_all(json.loads(Path(sys.argv[2]).read_text()))
     else:

@@ -29,7 +29,6 @@ from tests.kit.server import (
     TEXTS,
     expected_answers,
     same_answer,
-    two_nodes,
     write_adapter,
 )
 from tests.kit.web_servers import HttpAnswer, ask
@@ -66,12 +65,6 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    with two_nodes() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
 def options(backbone, session_home, cluster, tmp_path_factory):
     """Publish adapters, and return what is served."""
     folder = tmp_path_factory.mktemp("replicas")
@@ -94,7 +87,7 @@ def options(backbone, session_home, cluster, tmp_path_factory):
 
 def test_an_adapter_that_cannot_be_loaded_is_told(options: ServeOptions) -> None:
     with pytest.raises(ServingError, match="the replicas cannot be started") as error:
-        open_replicas(replace(options, adapters=("nobody@7",)))
+        open_replicas(replace(options, adapters=("nobody@7",), workers=1))
     assert "nobody" in str(error.value)
     with pytest.raises(ConfigError, match="3 workers on a Ray cluster with 2 CPUs"):
         open_replicas(replace(options, workers=3))
