@@ -81,7 +81,7 @@ _SHELL = re.compile(r"[|<>;&$]|^(?!adapterhub )")
 # What --quick adds to commands: everything runs, with little data and few repetitions.
 _QUICK = {
     "train": " train.max_steps=4 train.batch_size=4",
-    "bench": " bench.steps=4 bench.rates=1 bench.tuning_seeds=1 bench.rows=[64]"
+    "bench": " bench.steps=4 bench.rates=1 bench.tuning_seeds=1 bench.seeds=1 bench.rows=[64]"
     " train.batch_size=4 train.max_length=16",
 }
 _LONGEST = 24  # lines of an output that are shown; of a longer one, the first and the last
@@ -191,7 +191,9 @@ def _in_folder(folder: Path, quick: bool) -> Iterator[None]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
     os.environ |= {"QUICK": "1"} if quick else {}
-    os.environ |= {f"XDG_{name}_HOME": str(folder / ".home") for name in _HOMES}
+    # With --quick, pages share what is computed of a backbone's files.
+    homes = _HOMES if not quick else _HOMES[1:]
+    os.environ |= {f"XDG_{name}_HOME": str(folder / ".home") for name in homes}
     with _chdir(folder):
         yield
 

@@ -33,7 +33,7 @@ from typing import IO, Any
 # A fork begins at once where a new interpreter takes five seconds to import torch, transformers and
 # what they need. It has its own working directory, environment, arguments and `__main__`, and no
 # model or thread of another. Only what is read at import is that of the parent: the hub is `hub()`,
-# with a cache that is empty at first, and there is no GPU.
+# with one cache for all, there is no GPU, and `session.left_out` holds, so that no chart is drawn.
 
 
 # What adapterhub's modules import when they are called, not when they are imported.
@@ -70,7 +70,6 @@ def run(
         timeout: seconds after which they are killed.
     """
     parent = _parent()
-    shutil.rmtree(parent.cache, ignore_errors=True)
     wider = os.environ | (environment or {})
     ranks = [wider | each for each in _ranks(processes)] if processes > 1 else [wider]
     job = {"words": [*map(str, words)], "folder": str(folder or Path.cwd()), "ranks": ranks}
@@ -206,13 +205,16 @@ def _become(job: dict[str, Any], environment: dict[str, str], printed: str) -> N
 
 
 def _fork(printed: str) -> None:
+    from tests.kit import session
+
     _import()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all of them
-    if forked := _forked(sys.stdin, sys.stdout):
-        _become(*forked, printed)
-    else:
-        shutil.rmtree(Path(printed).parent, ignore_errors=True)
+    with session.left_out():
+        if forked := _forked(sys.stdin, sys.stdout):
+            _become(*forked, printed)
+        else:
+            shutil.rmtree(Path(printed).parent, ignore_errors=True)
 
 
 # Commands of adapterhub in two processes, started by torchrun or accelerate, and their results.

@@ -239,4 +239,5 @@ def test_a_server_that_leaves_takes_its_replicas_along(server: Running, cluster:
     ray, serve = import_serve()
     connect_ray(ray, cluster)
     assert serve.status().applications == {}
+    ray.shutdown()
     assert not server.engine.is_alive
