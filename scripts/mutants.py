@@ -34,6 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/testing.md"
 LINES, COMMITS, OF_A_FIX = 60, 600, 2
+SECONDS = 300  # a mutant may wait for ever
 STAGES = ("near", "room", "all")
 
 
@@ -129,9 +130,11 @@ def first_failure(tree: Path, places: Sequence[str], *, every: bool = False) -> 
         "PYTHONPATH": str(tree), "ADAPTERHUB_TESTS": "all" if every else "",
         "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider",
-               "-m", "not apart", *places]  # fmt: skip
+    command = ["timeout", str(SECONDS), sys.executable, "-m", "pytest", "-q", "-x", "-n", "2",
+               "-p", "no:cacheprovider", "-m", "not apart", *places]  # fmt: skip
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if done.returncode == 124:
+        return "a test that does not end"
     if done.returncode in (0, 5):  # 5: no test was selected
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
