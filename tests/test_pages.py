@@ -20,7 +20,8 @@ import pytest
 
 from adapterhub import __version__
 from adapterhub.data.docstrings import load_docstrings
-from tests.kit import processes, stand_ins
+from adapterhub.methods import METHODS
+from tests.kit import matrix, processes, stand_ins
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -149,8 +150,12 @@ GUIDES = {
 @pytest.mark.parametrize("page", GUIDES)
 def test_a_guide_leads_to_tests_that_pass(page: str, tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
+    # Of the methods with one signature, one is enough; the guide names the whole table.
+    cells = "tests/contract/invariants/test_cells.py::test_a_cell"
+    others = sorted(METHODS.keys() - set(matrix.representatives().values()))
+    left_out = [f"--deselect={cells}[{method}-persimmon]" for method in others]
     environment = {
-        "PYTEST_ADDOPTS": f"--junitxml={results} -p no:cacheprovider",
+        "PYTEST_ADDOPTS": f"--junitxml={results} -p no:cacheprovider {' '.join(left_out)}",
         "MAKEFLAGS": r"PYTEST=.venv/bin/python\ -m\ pytest",  # one process, not two workers
     }
     words = (ROOT / "scripts/pages.py", ROOT / page, "--quick")

@@ -16,7 +16,6 @@ import pytest
 from adapterhub.errors import DataError, TrainingError
 from adapterhub.inference import table_job
 from adapterhub.inference.table_job import (
-    TableJob,
     TablePart,
     plan_table,
     predict_here,
@@ -43,42 +42,44 @@ def test_two_nodes_give_the_rows_of_one_process(cluster, two_adapters, tmp_path)
 def light_worker(folder: Path) -> type:
     """Return a worker without torch, which dies while the file `deaths` has a number above 0.
 
-    A class in a function travels to the workers by value: they cannot import tests.
+    A class in a function travels to the workers by value: they cannot import tests. Its parts are
+    numbers, for a part or a job imports torch, in each worker.
     """
 
     class Light:
-        def __init__(self, job: TableJob, *_: object) -> None:
+        def __init__(self, *_: object) -> None:
             self.node = __import__("ray").get_runtime_context().get_node_id()
 
-        def predict(self, part: TablePart) -> tuple[int, str]:
+        def predict(self, part: int) -> tuple[int, str]:
             deaths = folder / "deaths"
-            if part.number == 3 and deaths.exists() and (left := int(deaths.read_text())):
+            if part == 3 and deaths.exists() and (left := int(deaths.read_text())):
                 deaths.write_text(str(left - 1))
                 os.kill(os.getpid(), signal.SIGKILL)
             if (folder / "broken").exists():
                 raise DataError("a broken row", hint="mend it")
-            return part.number, self.node
+            return part, self.node
 
     return Light
-
-
-PARTS = [TablePart(number, "rows.parquet", number, 5) for number in range(12)]
 
 
 def test_a_killed_worker_is_started_again_and_its_part_is_not_lost(cluster, tmp_path, monkeypatch):
     """One that dies each time ends the job; its other errors are those of the user."""
     monkeypatch.setattr(table_job, "TableWorker", light_worker(tmp_path))
-    deaths, job = tmp_path / "deaths", TableJob("rows.parquet", {})
+    deaths = tmp_path / "deaths"
+
+    def predicted() -> dict[int, tuple[int, str]]:
+        return dict(predict_on_ray(None, range(12), address=cluster))  # type: ignore[arg-type]
+
     deaths.write_text("2")
-    found = dict(predict_on_ray(job, PARTS, address=cluster))
+    found = predicted()
     assert sorted(number for number, _ in found.values()) == list(range(12))
     assert len({node for _, node in found.values()}) == 2
     assert deaths.read_text() == "0"
     deaths.write_text("99")
     with pytest.raises(TrainingError, match="died more than"):
-        dict(predict_on_ray(job, PARTS, address=cluster))
+        predicted()
     deaths.unlink()
     (tmp_path / "broken").touch()
     with pytest.raises(DataError) as error:
-        dict(predict_on_ray(job, PARTS, address=cluster))
+        predicted()
     assert error.value.hint == "mend it"
