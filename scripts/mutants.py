@@ -9,8 +9,10 @@ first tree, among those that can be undone in every tree.
 
 1. Near: the test files that the commit touched, and those that mirror the changed file, with the
    cases of `make test`, up to the first failure.
-2. Rooms: what is not seen there, and seen in another tree, meets the tests of its room with the
-   cases of `make test`, then with those of `make test-all`. `--rooms` does so for all.
+2. Rooms: what is not seen there meets the tests of its room with the cases of `make test`, then
+   with those of `make test-all`; of the first tree, only with `--rooms`.
+
+Later trees are tried on what the first has seen: has anything been lost?
 
 Results are kept in build/mutants, so that a killed run continues. The counts are written into
 docs/testing.md.
@@ -165,16 +167,19 @@ def summary(mutants: Sequence[Mutant], results: dict[str, list[dict[str, str]]],
     fixes = len({mutant.commit for mutant in mutants})
     lines = [
         f"Seed {seed}, {len(mutants)} mutants of {fixes} fixes:", "",
-        "| tree | near tests | its room | by `make test-all` | none |",
-        "|---|---|---|---|---|",
+        "| tests of | tried | seen near | seen in its room | seen by `make test-all` | not seen |",
+        "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for tree, seen in results.items():
-        stages = Counter(next((s for s in STAGES if each.get(s)), "none") for each in seen)
-        lines.append(f"| {tree} | {' | '.join(str(stages[s]) for s in (*STAGES, 'none'))} |")
-    for mutant, *each in zip(mutants, *results.values(), strict=True):
-        if len({any(one.values()) for one in each}) > 1:
-            by = [tree for tree, one in zip(results, each, strict=True) if any(one.values())]
-            lines += ["", f"Seen only by {', '.join(by)}: {mutant.commit} {mutant.title}."]
+        tried = [each for each in seen if each]
+        stages = Counter(next((s for s in STAGES if each.get(s)), "none") for each in tried)
+        counts = " | ".join(str(stages[stage]) for stage in (*STAGES, "none"))
+        lines.append(f"| {tree} | {len(tried)} | {counts} |")
+    first, *later = results
+    for tree in later:
+        pairs = zip(mutants, results[first], results[tree], strict=True)
+        lost = [each for each, had, now in pairs if any(had.values()) and not any(now.values())]
+        lines += ["", *(f"Not seen by {tree}: {each.commit} {each.title}." for each in lost)]
     return "\n".join(lines)
 
 
@@ -204,16 +209,16 @@ def main() -> None:
         kept = options.folder / f"{name}.json"
         had = json.loads(kept.read_text("utf-8")) if kept.exists() else []
         results[name] = had + [{} for _ in mutants[len(had) :]]
-    for stage in STAGES:
+    for name, tree in trees.items():
+        stages = STAGES if options.rooms or name != names[0] else STAGES[:1]
         for number, mutant in enumerate(mutants):
-            seen = {name: any(results[name][number].values()) for name in names}
-            for name, tree in trees.items():
-                wanted = stage == "near" or options.rooms or any(seen.values())
-                if wanted and not seen[name] and stage not in results[name][number]:
-                    results[name][number][stage] = seen_by(mutant, tree, stage)
+            mine, first = results[name][number], results[names[0]][number]
+            for stage in stages if name == names[0] or any(first.values()) else ():
+                if stage not in mine and not any(mine.values()):
+                    mine[stage] = seen_by(mutant, tree, stage)
                     text = json.dumps(results[name], indent=1)
                     (options.folder / f"{name}.json").write_text(text, "utf-8")
-                    print(name, stage, mutant.commit, results[name][number][stage], flush=True)
+                    print(name, stage, mutant.commit, mine[stage] or "not seen", flush=True)
     page = PAGE.read_text("utf-8")
     block = re.compile(r"(<!-- mutants: .*? -->\n).*?(<!-- /mutants -->)", re.DOTALL)
     text = summary(mutants, results, options.seed)
