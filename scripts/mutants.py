@@ -7,10 +7,10 @@ undone in a worktree: it still applies, and it changes the code, not only texts 
 most two mutants are of one fix. They are drawn by the seed from the last 600 commits before the
 first tree, among those that can be undone in every tree.
 
-1. Near: the test files that the commit touched, and those that mirror the changed file, with the
-   cases of `make test`, up to the first failure.
-2. Rooms: what is not seen there meets the tests of its room with the cases of `make test`, then
-   with those of `make test-all`; of the first tree, only with `--rooms`.
+1. Near: the test files that the commit touched, those that mirror the changed file, and the test
+   that saw it in the first tree, with the cases of `make test`, up to the first failure.
+2. Rooms: what is not seen there meets the tests of its room and the contract with the cases of
+   `make test`, then with those of `make test-all`; of the first tree, only with `--rooms`.
 
 Later trees are tried on what the first has seen: has anything been lost?
 
@@ -143,21 +143,30 @@ def first_failure(tree: Path, places: Sequence[str], *, every: bool = False) -> 
     return failed[1] if failed else f"pytest ended with {done.returncode}"
 
 
-def near(mutant: Mutant, tree: Path) -> list[str]:
-    """Return the test files of a mutant: those of its commit, and those that mirror its file."""
+def near(mutant: Mutant, tree: Path, seen: str) -> list[str]:
+    """Return the test files of a mutant: those of its commit, and those that mirror its file.
+
+    The files with the function that saw it in the first tree come first.
+    """
     path = Path(*Path(mutant.file).parts[1:])
     mirrors = sorted((tree / "tests" / path.parent).glob(f"test_{path.stem.lstrip('_')}*.py"))
-    return [*mutant.tests, *(str(file.relative_to(tree)) for file in mirrors)]
+    name = seen.rpartition("::")[2].partition("[")[0]
+    defined = name.startswith("test_") and git(
+        "grep", "-lw", f"def {name}", "--", "tests", folder=tree, check=False
+    )
+    files = defined.split() if defined else []
+    return [*files, *mutant.tests, *(str(file.relative_to(tree)) for file in mirrors)]
 
 
-def seen_by(mutant: Mutant, tree: Path, stage: str) -> str:
+def seen_by(mutant: Mutant, tree: Path, stage: str, seen: str = "") -> str:
     """Undo a mutant and run the tests of a stage; return the first that fails."""
     undo(mutant, tree)
     try:
         if stage == "near":
-            return first_failure(tree, near(mutant, tree))
+            return first_failure(tree, near(mutant, tree, seen))
         room = str(Path("tests", *Path(mutant.file).parts[1:-1][:1]))
-        return first_failure(tree, [room], every=stage == "all") if room != "tests" else ""
+        rooms = ["tests/contract", *([room] if room != "tests" else [])]
+        return first_failure(tree, rooms, every=stage == "all")
     finally:
         git("reset", "--hard", folder=tree)
 
@@ -215,7 +224,7 @@ def main() -> None:
             mine, first = results[name][number], results[names[0]][number]
             for stage in stages if name == names[0] or any(first.values()) else ():
                 if stage not in mine and not any(mine.values()):
-                    mine[stage] = seen_by(mutant, tree, stage)
+                    mine[stage] = seen_by(mutant, tree, stage, first.get("near", ""))
                     text = json.dumps(results[name], indent=1)
                     (options.folder / f"{name}.json").write_text(text, "utf-8")
                     print(name, stage, mutant.commit, mine[stage] or "not seen", flush=True)
