@@ -36,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/testing.md"
 LINES, COMMITS, OF_A_FIX = 60, 600, 2
-SECONDS = 300  # a mutant may wait for ever
+SECONDS = {"near": 300, "room": 900, "all": 2400}  # a mutant may wait for ever
 STAGES = ("near", "room", "all")
 
 
@@ -122,17 +122,17 @@ def draw(seed: int, count: int, before: str, trees: Sequence[Path]) -> list[Muta
     return drawn[:count]
 
 
-def first_failure(tree: Path, places: Sequence[str], *, every: bool = False) -> str:
+def first_failure(tree: Path, places: Sequence[str], stage: str) -> str:
     """Run tests in a worktree; return the first that fails, "" if none does."""
     places = [place for place in dict.fromkeys(places) if (tree / place).exists()]
     if not places:
         return ""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(tree), "ADAPTERHUB_TESTS": "all" if every else "",
+        "PYTHONPATH": str(tree), "ADAPTERHUB_TESTS": "all" if stage == "all" else "",
         "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
-    command = ["timeout", str(SECONDS), sys.executable, "-m", "pytest", "-q", "-x", "-n", "2",
+    command = ["timeout", str(SECONDS[stage]), sys.executable, "-m", "pytest", "-q", "-x", "-n", "2",
                "-p", "no:cacheprovider", "-m", "not apart", *places]  # fmt: skip
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     if done.returncode == 124:
@@ -163,10 +163,10 @@ def seen_by(mutant: Mutant, tree: Path, stage: str, seen: str = "") -> str:
     undo(mutant, tree)
     try:
         if stage == "near":
-            return first_failure(tree, near(mutant, tree, seen))
+            return first_failure(tree, near(mutant, tree, seen), stage)
         room = str(Path("tests", *Path(mutant.file).parts[1:-1][:1]))
         rooms = ["tests/contract", *([room] if room != "tests" else [])]
-        return first_failure(tree, rooms, every=stage == "all")
+        return first_failure(tree, rooms, stage)
     finally:
         git("reset", "--hard", folder=tree)
 
