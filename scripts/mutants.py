@@ -132,8 +132,8 @@ def first_failure(tree: Path, places: Sequence[str], stage: str) -> str:
         "PYTHONPATH": str(tree), "ADAPTERHUB_TESTS": "all" if stage == "all" else "",
         "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
-    command = ["timeout", str(SECONDS[stage]), sys.executable, "-m", "pytest", "-q", "-x", "-n", "2",
-               "-p", "no:cacheprovider", "-m", "not apart", *places]  # fmt: skip
+    command = ["timeout", str(SECONDS[stage]), sys.executable, "-m", "pytest", "-q", "-x",
+               "-n", "2", "-p", "no:cacheprovider", "-m", "not apart", *places]  # fmt: skip
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     if done.returncode == 124:
         return "a test that does not end"
