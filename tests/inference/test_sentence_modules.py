@@ -194,7 +194,7 @@ def close(found: Any, expected: Any, far: float = 1e-5) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@long_table("name", CASES, 3)
+@pytest.mark.parametrize("name", CASES)
 def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[str, Change, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-@long_table("name", REFUSED, 3)
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_computes_something_else_is_refused_by_its_name(name, backbone, tmp_path):
     named, change, behind = REFUSED[name]
     folder = Case("mean", *behind, change=(change,)).write(backbone, tmp_path / "encoder")

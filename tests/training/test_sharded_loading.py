@@ -91,8 +91,8 @@ def test_a_process_reads_its_share_of_the_backbone(method, share, large):
     measured = [*map(json.loads, re.findall(r'{"peak".*?}', ended.printed))]
     assert len(measured) == 2
     layers = 2 * size / LAYERS * (2 if method == "full" else 1)
-    for each in measured:
-        assert share * size < each["peak"] < share * size + layers + 40 * MB, (size, each)
+    for each in measured:  # a process may use memory again that it has freed before
+        assert 0.95 * share * size < each["peak"] < share * size + layers + 40 * MB, (size, each)
 
 
 if __name__ == "__main__":
