@@ -187,7 +187,9 @@ def summary(mutants: Sequence[Mutant], results: dict[str, list[dict[str, str]]],
     first, *later = results
     for tree in later:
         pairs = zip(mutants, results[first], results[tree], strict=True)
-        lost = [each for each, had, now in pairs if any(had.values()) and not any(now.values())]
+        lost = [
+            each for each, had, now in pairs if any(had.values()) and now and not any(now.values())
+        ]
         lines += ["", *(f"Not seen by {tree}: {each.commit} {each.title}." for each in lost)]
     return "\n".join(lines)
 

@@ -25,7 +25,6 @@ from adapterhub.inference.open import open_adapter
 from tests.kit import processes, selection, tiny_models
 from tests.kit.data import train
 from tests.kit.matrix import CELLS, METHODS, example
-from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
 # By default each method on an encoder, and one on each architecture.
@@ -253,7 +252,7 @@ LEFT_OUT = ["lora-xs(rank=4, stored=false)", "psoft(rank=4, stored=false)",
             "tinylora(stored=false)"]  # fmt: skip
 
 
-@long_table("spec", [*sorted(METHODS), *LEFT_OUT], 8)
+@pytest.mark.parametrize("spec", [*sorted(METHODS), *LEFT_OUT])
 def test_a_file_has_four_bytes_for_each_trained_number(spec, tmp_path):
     adapter = ah.attach(tiny_models.model("bert"), example(spec))
     adapter.save(tmp_path / "a")
