@@ -160,7 +160,8 @@ def near(mutant: Mutant, tree: Path, seen: str) -> list[str]:
 
 def seen_by(mutant: Mutant, tree: Path, stage: str, seen: str = "") -> str:
     """Undo a mutant and run the tests of a stage; return the first that fails."""
-    undo(mutant, tree)
+    if not undo(mutant, tree):
+        raise SystemExit(f"{mutant.commit} cannot be undone in {tree.name}: remove mutants.json")
     try:
         if stage == "near":
             return first_failure(tree, near(mutant, tree, seen), stage)
