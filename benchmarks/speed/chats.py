@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +91,7 @@ def write_chats(source: Path, count: int, target: Path) -> None:
 
 def run(name: str, seed: int, model: Path, folder: Path, trl: str) -> dict[str, Any]:
     """Run a contestant; return its seconds, peak memory and held-out loss."""
-    from training import peak
+    from training import timed  # beside this script
 
     output = folder / f"{name.replace(' ', '-')}-{seed}"
     job = {
@@ -102,17 +100,9 @@ def run(name: str, seed: int, model: Path, folder: Path, trl: str) -> dict[str, 
         "rate": RATE, "length": LENGTH, "dtype": name.partition(" ")[2],
     }  # fmt: skip
     peer = [trl, str(Path(__file__).with_name("chats_trl.py")), json.dumps(job)]
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        ours(job) if name == OURS else peer, env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    if status:
-        raise SystemExit(f"{name} failed")
+    seconds, memory, _ = timed(ours(job) if name == OURS else peer)
     loss = loss_of(output, job)
-    return {"seconds": round(seconds, 1), "peak_memory": peak(usage), "loss": round(loss, 4)}
+    return {"seconds": round(seconds, 1), "peak_memory": memory, "loss": round(loss, 4)}
 
 
 def loss_of(output: Path, job: dict[str, Any]) -> float:

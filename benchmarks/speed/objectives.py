@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,21 +118,13 @@ def measure(name: str, objective: str, options: argparse.Namespace, folder: Path
 
 def run(name: str, job: dict[str, Any], trl: str, folder: Path) -> tuple[float, int, list[float]]:
     """Run a contestant once; return its seconds, peak memory and losses."""
-    from training import peak
+    from training import timed  # beside this script
 
     with tempfile.TemporaryDirectory(dir=folder) as output:
         job |= {"output": f"{output}/run"}
         peer = [trl, str(Path(__file__).with_name("objectives_trl.py")), json.dumps(job)]
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            ours(job) if name == OURS else peer, env=os.environ | {"HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        if status:
-            raise SystemExit(f"{name} failed: {job}")
-        return seconds, peak(usage), losses_of(Path(job["output"]))
+        seconds, memory, _ = timed(ours(job) if name == OURS else peer)
+        return seconds, memory, losses_of(Path(job["output"]))
 
 
 def losses_of(output: Path) -> list[float]:

@@ -128,19 +128,24 @@ def run(name: str, job: dict[str, Any], folder: Path) -> dict[str, float]:
     peer = "trainer" if name == TRAINER else "loop"
     peers = [str(Path(__file__).parent / "peers.py"), peer, str(path)]
     command = ours(job, output) if name == OURS else [sys.executable, *peers]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    seconds, memory, printed = timed(command)
+    result = read_ours(output) if name == OURS else json.loads(printed.splitlines()[-1])
+    return {"seconds": round(seconds, 2), "peak_memory": memory, **result}
+
+
+def timed(command: list[str]) -> tuple[float, int, str]:
+    """Run a command; return its seconds, its peak memory in bytes, and its output."""
     start = time.perf_counter()
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+        command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     printed = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     if status:
         raise SystemExit(f"{' '.join(command)} failed")
-    result = read_ours(output) if name == OURS else json.loads(printed.splitlines()[-1])
-    return {"seconds": round(seconds, 2), "peak_memory": peak(usage), **result}
+    return seconds, peak(usage), printed
 
 
 def peak(usage: resource.struct_rusage) -> int:
