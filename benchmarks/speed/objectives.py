@@ -133,7 +133,7 @@ def losses_of(output: Path) -> list[float]:
     if theirs.exists():
         return list(json.loads(theirs.read_text("utf-8")))
     lines = (output / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [row["loss"] for row in map(json.loads, lines) if row.get("event") == "step"]
+    return [row["loss"] for row in map(json.loads, lines) if row["event"] == "train"]
 
 
 def ours(job: dict[str, Any]) -> list[str]:
