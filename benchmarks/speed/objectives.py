@@ -84,7 +84,7 @@ def table() -> str:
             seconds = ", ".join(f"{run['seconds']:.2f}" for run in runs)
             peaks = ", ".join(f"{run['peak_memory'] / 1e9:.1f}" for run in runs)
             lines.append(f"| {objective} | {name} | {seconds} | {peaks} GB "
-                         f"| {runs[0]['loss']:.4f} |")  # fmt: skip
+                         f"| {runs[0]['loss'] + 0.0:.4f} |")  # fmt: skip
     return "\n".join(lines)
 
 
