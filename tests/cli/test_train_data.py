@@ -205,3 +205,27 @@ def test_the_backbone_of_a_trained_adapter_is_taken(
     assert code == 0, err
     assert f"backbone: {backbone} (run)" in err
     assert read(tmp_path / "runs/mine/recipe.yaml").backbone == str(backbone)
+
+
+def test_sources_are_listed_with_their_share_and_scores(adapterhub, backbone, tmp_path):
+    rows = sentences(60)
+    files = [
+        write_json_lines(
+            tmp_path / f"{name}.jsonl", [{"text": text, "label": label} for text, label in part]
+        )
+        for name, part in (("news", rows[:40]), ("notes", rows[40:]))
+    ]
+    words = ("train", *files, "--backbone", backbone, "--output", tmp_path / "run", "mixing=equal",
+             "--test", "0.2", *FAST, "train.report=false")  # fmt: skip
+    out = succeeded(adapterhub(*words, "--dry-run"))
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
+    assert lines["source"] == ["source", "rows", "evaluated", "share"]
+    assert (lines["news"][-1], lines["notes"][-1]) == ("50.0%", "50.0%")
+    out = succeeded(adapterhub(*words))
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
+    columns = lines["source"]
+    assert columns[:4] == ["source", "rows", "evaluated", "share"]
+    for name in ("news", "notes"):
+        shown = dict(zip(columns, lines[name], strict=True))
+        assert shown["share"] == "50.0%"
+        assert all(0 <= float(shown[score]) <= 1 for score in ("accuracy", "test/accuracy"))
