@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import adapterhub as ah
 from adapterhub.cli.train import _rewarded
@@ -27,6 +29,7 @@ from adapterhub.tasks.common.policy_losses import (
     PolicyOptions,
     Sampled,
     advantages_of,
+    deviations_of,
     policy_loss,
 )
 from adapterhub.tasks.common.rewards import RewardedTexts, has_answer, reward_of, total_rewards
@@ -190,17 +193,26 @@ def test_code_is_not_run_from_the_record_of_an_adapter_or_without_consent():
 
 
 def test_advantages_are_differences_in_a_group():
-    given = torch.tensor([[1.0, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [NAN, 1, 2, 3], [NAN] * 4])
+    groups = torch.tensor([[1.0, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [NAN, 1, 2, 3], [NAN] * 4])
     by_group = [(x - 0.5) / ((1 / 3) ** 0.5 + STD_FLOOR) for x in (1, 0, 0, 1)]
-    found = advantages_of(given, "group").tolist()
+    found = advantages_of(groups, "group").tolist()
     assert found[0] == pytest.approx(by_group)
     assert found[1] == [0] * 4
     assert found[2] == pytest.approx([0, -1 / (1 + STD_FLOOR), 0, 1 / (1 + STD_FLOOR)])
     assert found[3] == [0] * 4
-    assert advantages_of(given, "none").tolist()[2] == [0, -1, 0, 1]
-    std = given[given.isfinite()].std().item()
-    by_batch = advantages_of(given, "batch").tolist()[0]
+    assert advantages_of(groups, "none").tolist()[2] == [0, -1, 0, 1]
+    std = groups[groups.isfinite()].std().item()
+    by_batch = advantages_of(groups, "batch").tolist()[0]
     assert by_batch == pytest.approx([(x - 0.5) / (std + STD_FLOOR) for x in (1, 0, 0, 1)])
+
+
+@given(st.floats(-1e3, 1e3, width=32), st.lists(st.booleans(), min_size=1, max_size=9))
+def test_equal_rewards_have_no_deviation_and_no_advantage(reward, scored):
+    """Some texts of the group may be unscored; the first one may be."""
+    group = torch.tensor([[reward if each else NAN for each in scored]])
+    assert deviations_of(group).tolist() == [0]
+    for scale in ("group", "batch", "none"):
+        assert advantages_of(group, scale).tolist() == [[0] * len(scored)]
 
 
 RATIOS, A = [[1.5, 0.5, 1.1], [1.5, 0.5, 1.0]], [2.0, -1.0]
@@ -334,10 +346,10 @@ def test_the_reward_rises_and_is_reported(adapterhub, recipe_of, tmp_path, backb
 def test_runs_that_cannot_generate_are_refused(recipe_of):
     recipe = recipe_of("run")
     sharded = replace(recipe, train=replace(recipe.train, shard=True))
-    for given, streams in (recipe, True), (sharded, False):
+    for run_of, streams in (recipe, True), (sharded, False):
         data = SimpleNamespace(parts={}, task=parse_task("grpo"), streams=streams)
         with pytest.raises(ConfigError, match="generates texts while it trains"):
-            _check_on_policy(given, data)
+            _check_on_policy(run_of, data)
 
 
 # trl: `make trl`

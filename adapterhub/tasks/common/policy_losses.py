@@ -109,17 +109,10 @@ def advantages_of(rewards: Tensor, scale: Scale) -> Tensor:
 
     rewards: (prompts, texts), NaN for texts that were not scored; their advantage is 0.
     """
-    import torch
-
-    known = rewards.isfinite()
-    # Subtracting a number first makes equal rewards have a deviation of exactly 0.
-    first = torch.where(known.any(1), rewards.gather(1, known.int().argmax(1, True))[:, 0], 0)
-    centered = rewards - first[:, None]
-    advantages = centered - centered.nanmean(1, keepdim=True)
-    if scale == "group":
-        advantages = advantages / (_deviation(centered) + STD_FLOOR)
-    elif scale == "batch":
-        advantages = advantages / (_deviation(rewards.reshape(1, -1)) + STD_FLOOR)
+    advantages = _centered(rewards)
+    if scale != "none":
+        compared = advantages if scale == "group" else _centered(rewards.reshape(1, -1))
+        advantages = advantages / (_deviation(compared) + STD_FLOOR)
     return advantages.nan_to_num(nan=0.0)
 
 
@@ -128,15 +121,24 @@ def deviations_of(rewards: Tensor) -> Tensor:
 
     rewards: (prompts, texts), NaN for texts that were not scored.
     """
-    return _deviation(rewards - rewards.nan_to_num(nan=0.0)[:, :1]).squeeze(1)
+    return _deviation(_centered(rewards)).squeeze(1)
 
 
-def _deviation(values: Tensor) -> Tensor:
-    """Return the unbiased standard deviation of each row without NaN, (rows, 1)."""
+def _centered(values: Tensor) -> Tensor:
+    """Return the values minus the mean of their row without NaN; exactly 0 where all are equal."""
+    import torch
+
     known = values.isfinite()
-    count = known.sum(1, keepdim=True)
-    centered = (values - values.nanmean(1, keepdim=True)).nan_to_num(nan=0.0)
-    return ((centered**2).sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    first = values.gather(1, known.int().argmax(1, keepdim=True))
+    values = values - torch.where(known.any(1, keepdim=True), first, 0)
+    return values - values.nanmean(1, keepdim=True)
+
+
+def _deviation(centered: Tensor) -> Tensor:
+    """Return the unbiased standard deviation of each row of centered values, (rows, 1)."""
+    count = centered.isfinite().sum(1, keepdim=True)
+    squares = centered.nan_to_num(nan=0.0) ** 2
+    return (squares.sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
 
 
 def policy_loss(sampled: Sampled, options: PolicyOptions, longest: int) -> PolicyLoss:
