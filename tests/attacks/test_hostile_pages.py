@@ -158,7 +158,7 @@ def hostile_study(text: str) -> tuple[Study, tuple[TaskResult, ...]]:
 
 
 def without_charts(folder: Path, text: str) -> RunFiles:
-    return replace(hostile_run(folder, "spans", text), training=[], evaluations=[], timings=[])
+    return replace(hostile_run(folder, "classes", text), training=[], evaluations=[], timings=[])
 
 
 # By name: a page of which all texts are hostile, made in a folder.
