@@ -128,7 +128,7 @@ from adapterhub.training.loading import (
 )
 from adapterhub.training.run_data import RunData, check_attached, check_recipe, metric_names
 from adapterhub.training.sources import SourcedRows, SourceRows, drawn_rows, source_shares
-from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
+from adapterhub.training.stream import BUFFER, MixedStream, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, mixed_order
 from adapterhub.training.teacher import (
     Distillation,
@@ -645,11 +645,13 @@ def epoch_batches(prepared: PreparedRun, epoch: int) -> BatchList:
 
 def shares_of(prepared: PreparedRun) -> dict[str, float]:
     """Return the share of each of several sources in the drawn rows; {} for one source."""
-    data, train = prepared.data, prepared.train
-    weights = {source.name: source.weight for source in data.sources}
+    train, sources = prepared.train, prepared.data.sources
     if isinstance(train, SourcedRows):
+        weights = {source.name: source.weight for source in sources}
         return source_shares(parse_mixing(prepared.recipe.mixing), train.sizes, weights)
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    if isinstance(train, StreamedRows) and isinstance(train.stream, MixedStream):
+        return dict(zip((source.name for source in sources), train.stream.shares, strict=True))
+    return {}
 
 
 def begun_epochs(prepared: PreparedRun) -> int:

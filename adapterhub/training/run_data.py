@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
 _NOT_EVALUATED = "no evaluation: the adapter has the tensors of the last step"
+_SCORED = re.compile(r"(?<![a-z])(?:(?P<test>test|holdout)|eval|dev|val|valid|validation)(?![a-z])")
 STREAM_BATCH = 32  # rows: suits data of any larger size
 
 
@@ -208,7 +210,30 @@ def _read(recipe: Recipe) -> RunData:
     else:
         data = _table_data(recipe)
     check_options(recipe, data)
+    if not recipe.tasks:
+        data = replace(data, notes=(*data.notes, *_notes_on_names(recipe.data)))
     return _with_retained(recipe, data) if recipe.data.retain else data
+
+
+def _notes_on_names(options: DataOptions) -> tuple[str, ...]:
+    """Return notes on training files that are named like data to score."""
+    files = [
+        file
+        for source in options.sources
+        for file in (list_files(source.path) if _is_local_pattern(source.path) else (source.path,))
+    ]
+    named = {file: match for file in files if (match := _SCORED.search(Path(file).stem.lower()))}
+    if len(named) == len(files):  # the user has no other ones
+        return ()
+    flags = {file: "--test" if match["test"] else "--eval" for file, match in named.items()}
+    return tuple(
+        f"{file} is trained on, too; to score on it instead: {flag} {file}"
+        for file, flag in list(flags.items())[:3]
+    )
+
+
+def _is_local_pattern(location: str) -> bool:
+    return is_pattern(location) and "://" not in location
 
 
 def _with_retained(recipe: Recipe, data: RunData) -> RunData:

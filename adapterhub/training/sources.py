@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, islice, pairwise
 from typing import TYPE_CHECKING
 
 from adapterhub.pages.row_scores import PredictionFile, outcomes_of, row_scores
@@ -192,32 +192,32 @@ def apportion(shares: Sequence[float], total: int, drawn: Sequence[int], size: i
     return numbers
 
 
-def rows_by_epoch(
-    sizes: Sequence[int], shares: Sequence[float], epoch: int
-) -> tuple[list[int], list[int]]:
-    """Return the number of rows that each source has given before an epoch, and gives in it."""
-    drawn, total, numbers = [0] * len(sizes), sum(sizes), [0] * len(sizes)
-    for number in range(epoch + 1):
-        numbers = apportion(shares, number * total, drawn, total)
-        if number < epoch:
-            drawn = [a + b for a, b in zip(drawn, numbers, strict=True)]
-    return drawn, numbers
+def apportioned(shares: Sequence[float], size: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield for each draw of `size` items the numbers by share that were drawn before and are now.
+
+    The numbers drawn in all keep the shares.
+    """
+    drawn = [0] * len(shares)
+    for number in count():
+        numbers = apportion(shares, number * size, drawn, size)
+        yield drawn, numbers
+        drawn = [before + now for before, now in zip(drawn, numbers, strict=True)]
 
 
 def drawn_rows(sizes: Sequence[int], shares: Sequence[float], epoch: int, seed: int) -> list[int]:
     """Return the sorted indices of the rows of an epoch, as many as there are rows."""
     import numpy as np
 
-    earlier, numbers = rows_by_epoch(sizes, shares, epoch)
+    earlier, numbers = next(islice(apportioned(shares, sum(sizes)), epoch, None))
     drawn: list[int] = []
     starts = accumulate(sizes, initial=0)
-    for source, (size, before, count, start) in enumerate(
+    for source, (size, before, missing, start) in enumerate(
         zip(sizes, earlier, numbers, starts, strict=False)
     ):
         turn, taken = divmod(before, size) if size else (0, 0)
-        while count:
+        while missing:
             order = np.random.default_rng([seed, source, turn, _DRAWS]).permutation(size)
-            own = order[taken : taken + count].tolist()
+            own = order[taken : taken + missing].tolist()
             drawn += [start + index for index in own]
-            count, turn, taken = count - len(own), turn + 1, 0
+            missing, turn, taken = missing - len(own), turn + 1, 0
     return sorted(drawn)

@@ -44,7 +44,7 @@ from adapterhub.recipe.recipe import RunOptions
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks.common.batches import Row
-from adapterhub.training.sources import apportion
+from adapterhub.training.sources import apportioned
 
 if TYPE_CHECKING:
     from adapterhub.loop.engine import Batch
@@ -227,12 +227,8 @@ class MixedStream(ExampleStream):
             RowTaker(each.source, reader, own)
             for each, own in zip(self.streams, cursor, strict=True)
         ]
-        drawn = [0] * len(takers)
-        for block in itertools.count():
-            counts = apportion(self.shares, block * reader.size, drawn, reader.size)
-            drawn = [a + b for a, b in zip(drawn, counts, strict=True)]
-            if block < number:
-                continue
+        apportionments = apportioned(self.shares, reader.size)
+        for _, counts in itertools.islice(apportionments, number, None):
             before = tuple(taker.cursor for taker in takers)
             examples: list[Any] = []
             for each, taker, count in zip(self.streams, takers, counts, strict=True):

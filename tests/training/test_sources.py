@@ -29,9 +29,8 @@ from adapterhub.training.run import epoch_batches, prepare, run
 from adapterhub.training.run_data import read_data
 from adapterhub.training.sources import (
     SourcedRows,
-    apportion,
+    apportioned,
     drawn_rows,
-    rows_by_epoch,
     source_shares,
 )
 from adapterhub.training.stream import BlockReader, mix_streams, open_examples
@@ -81,7 +80,7 @@ def test_every_epoch_has_its_shares_and_no_row_twice_before_all(sizes, data, epo
     named = {str(i): size for i, size in enumerate(sizes)}
     shares = list(source_shares(mixing, named, {str(i): w for i, w in enumerate(weights)}).values())
     total = sum(sizes)
-    given_before, numbers = rows_by_epoch(sizes, shares, epoch)
+    given_before, numbers = next(islice(apportioned(shares, total), epoch, None))
     assert sum(numbers) == total
     for share, before, now in zip(shares, given_before, numbers, strict=True):
         assert abs(share * total * (epoch + 1) - before - now) < 1 + 1e-6
@@ -100,15 +99,37 @@ def test_every_epoch_has_its_shares_and_no_row_twice_before_all(sizes, data, epo
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=6), st.integers(1, 7), st.integers(1, 40))
 def test_blocks_of_any_size_keep_the_shares(rates, size, blocks):
     shares, counts = [rate / sum(rates) for rate in rates], [0] * len(rates)
-    for number in range(blocks):
-        new = apportion(shares, number * size, counts, size)
+    for before, new in islice(apportioned(shares, size), blocks):
         assert sum(new) == size
         assert min(new) >= 0
+        assert before == counts
         counts = [a + b for a, b in zip(counts, new, strict=True)]
     assert all(
         abs(share * size * blocks - count) <= 1 + 1e-6
         for share, count in zip(shares, counts, strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "flags"),
+    [
+        (["train", "test"], {"test": "--test"}),
+        (["a", "My-Dev_set", "valid.2"], {"My-Dev_set": "--eval", "valid.2": "--eval"}),
+        (["latest", "contest", "devices", "protest-a"], {}),
+        (["test", "holdout"], {}),
+    ],
+)
+@pytest.mark.parametrize("way", ["list", "pattern", "stream"])
+def test_a_file_named_like_data_to_score_is_noted(names, flags, way, tmp_path):
+    files = {n: write_tsv(tmp_path / f"{n}.tsv", sentences(20), "text\tlabel") for n in names}
+    paths = [str(file) for file in files.values()]
+    train = str(tmp_path / "*.tsv") if way == "pattern" else [{"path": path} for path in paths]
+    words = ["train.max_steps=1", "train.epochs=null"] * (way == "stream")
+    recipe = recipe_of(tmp_path, tmp_path, train, *words, stream=way == "stream", eval="none")
+    noted = {note for note in read_data(recipe).notes if "trained on, too" in note}
+    assert {note.partition("instead: ")[2] for note in noted} == {
+        f"{flag} {files[name]}" for name, flag in flags.items()
+    }
 
 
 def test_several_files_are_one_file_of_all_their_rows(backbone, tmp_path):
