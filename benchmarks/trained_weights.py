@@ -50,8 +50,8 @@ ROOT = Path(__file__).parents[1]
 PRECISIONS = {"fp32": {"dtype": "fp32"}, "bf16": {"dtype": "bf16"},
               "int8": {"quantize": "int8"}, "int8-weight": {"quantize": "int8-weight"},
               "fp8-weight": {"quantize": "fp8-weight"}, "nf4": {"quantize": "nf4"}}  # fmt: skip
-METHODS = ("lora", "lora(sites=['attn.*', 'ffn.*'])", "dora", "pfeiffer", "mam", "ia3", "prefix",
-           "prompt", "full")  # fmt: skip
+METHODS = ("lora", "lora(sites=['attn.*', 'ffn.*'])", OF_LANGUAGE_MODELS, "dora", "pfeiffer",
+           "mam", "ia3", "prefix", "prompt", "full")  # fmt: skip
 SWEPT = ("prefix", "lora", "prompt", "pfeiffer", "ia3", "full")
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 TEXTS, MERGED_ROWS, STEPS, QUICK_STEPS = 100, 50, 60, 30
