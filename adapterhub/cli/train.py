@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -490,21 +490,46 @@ def _print_sources(
     metrics: Mapping[str, float] | None = None,
     tested: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the rows, the share and the scores of each of several sources."""
-    named = {**(metrics or {}), **{f"{TEST}{name}": v for name, v in (tested or {}).items()}}
-    scores: dict[str, dict[str, str]] = {}
-    for name, value in named.items():
-        before = TEST if name.startswith(TEST) else ""
-        source, slash, metric = name.removeprefix(before).partition("/")
-        if slash and source in {each.name for each, _ in sources}:
-            scores.setdefault(f"{before}{metric}", {})[source] = f"{value:.4f}"
-    rows = []
-    for each, share in sources:
-        counts = [f"{count:,}" if count else "-" for count in (each.train, each.evaluation)]
-        own = [of.get(each.name, "-") for of in scores.values()]
-        rows.append((each.name, *counts, f"{share:.1%}", *own))
+    """Print the rows, the share and the scores of each of several sources; then the test scores."""
+
+    def cells(scores: Mapping[str, Mapping[str, float]], source: Any) -> list[str]:
+        own = (by_source.get(source.name) for by_source in scores.values())
+        return ["-" if value is None else f"{value:.4f}" for value in own]
+
+    names = {each.name for each, _ in sources}
+    scores, tests = (_scores_by_metric(names, each or {}) for each in (metrics, tested))
     columns = ("source", "rows", "evaluated", "share", *scores)
+    rows = [
+        (
+            each.name,
+            _count(each.train),
+            _count(each.evaluation),
+            f"{share:.1%}",
+            *cells(scores, each),
+        )
+        for each, share in sources
+    ]
     print_table(ShownTable(columns, rows, numbers=True))
+    if tests:
+        columns = ("source", "tested", *(f"{TEST}{name}" for name in tests))
+        tested_rows = [(each.name, _count(each.test), *cells(tests, each)) for each, _ in sources]
+        print_table(ShownTable(columns, tested_rows, numbers=True))
+
+
+def _scores_by_metric(
+    sources: Collection[str], metrics: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Return {metric: {source: score}} of the metrics of single sources."""
+    scores: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        source, _, metric = name.partition("/")
+        if metric and source in sources:
+            scores.setdefault(metric, {})[source] = value
+    return scores
+
+
+def _count(rows: int) -> str:
+    return f"{rows:,}" if rows else "-"
 
 
 def _print_outcome(outcome: Any, retain: str | None) -> None:

@@ -222,10 +222,16 @@ def test_sources_are_listed_with_their_share_and_scores(adapterhub, backbone, tm
     assert lines["source"] == ["source", "rows", "evaluated", "share"]
     assert (lines["news"][-1], lines["notes"][-1]) == ("50.0%", "50.0%")
     out = succeeded(adapterhub(*words))
-    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
-    columns = lines["source"]
-    assert columns[:4] == ["source", "rows", "evaluated", "share"]
-    for name in ("news", "notes"):
-        shown = dict(zip(columns, lines[name], strict=True))
-        assert shown["share"] == "50.0%"
-        assert all(0 <= float(shown[score]) <= 1 for score in ("accuracy", "test/accuracy"))
+    tables = [each.splitlines() for each in out.split("  source ")[1:]]
+    shares = [["rows", "evaluated", "share"], ["tested"]]
+    for (head, *lines), counts, score in zip(
+        tables, shares, ("accuracy", "test/accuracy"), strict=True
+    ):
+        assert head.split()[: len(counts)] == counts
+        for line in lines[1:3]:
+            name, *cells = line.split()
+            shown = dict(zip(head.split(), cells, strict=True))
+            assert name in ("news", "notes")
+            assert shown.get("share", "50.0%") == "50.0%"
+            assert 0 <= float(shown[score]) <= 1
+            assert len(line) <= 80
