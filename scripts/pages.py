@@ -3,12 +3,15 @@
     python scripts/pages.py docs/start.md              # run its blocks in an empty folder
     python scripts/pages.py docs/start.md --write      # and write what they print, their times,
                                                        # the version and the machine
-    python scripts/pages.py docs/start.md --quick      # little data, few steps; the tests do this
+    python scripts/pages.py docs/start.md --quick      # little data, few steps; the tests do this,
+                                                       # and compare the form of the outputs
+    python scripts/pages.py                            # list the pages that show outputs
 
 A page is run from top to bottom, all in one folder:
 
 - `console`: each line after `$ ` is a command, continued by a backslash; what follows is its
-  output. A line `*1.2 s.*` below the block is its time.
+  output, without lines that the page leaves out as `...`. A line `*1.2 s.*` below the block is its
+  time. A block without outputs gets none, if others of the page have some.
 - `python`: runs in one namespace per page. If it prints, a block `text title="output"` follows,
   which must match (`...` stands for anything); in `text title="output, numbers vary"`, the words;
   in `text title="output, a model's words"`, the number of lines, and the labels before a colon.
@@ -61,6 +64,7 @@ IN_CLONE = "<!-- in a clone -->"
 ON_TRAINED_WEIGHTS = "<!-- on trained weights -->"
 ANOTHER_TERMINAL = "another terminal"
 _ROOT = Path(__file__).resolve().parents[1]  # a working directory changes
+_LEFT_OUT = "..."
 _AT_THE_END = ", at the end"
 _NOT_COPIED = (".*", "build", "dist", "runs", "out", "shared", "*.egg-info", "__pycache__")
 _STAMPS = (".installed", ".complete")  # of an environment, in the order in which make writes them
@@ -74,6 +78,14 @@ _VARIES = {
     VARYING: re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
     WRITTEN: re.compile(r"(?<=: ).*|^(?:(?!: ).)+$", re.MULTILINE),
 }
+# A label of a line, the first key of JSON, or the head of a table.
+_LABEL = re.compile(
+    r"""^(?: ([A-Za-z][\w./@-]*(?:\ [a-z]+){0,2}?) (?: :\ | :$ | \ {2,} )
+          | (\{"\w+") | (\ {2,}\S.*)\n\ ─ )""",
+    re.MULTILINE | re.VERBOSE,
+)
+_DIGITS = re.compile(r"(?<=@)[0-9a-f]{8,}|\d+")  # digests too
+_LENGTH = {"train loss", "best", "rank", "note", "Cannot tell yet"}  # of longer trainings
 _MATCHES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
 _WORD = re.compile(rf"(?:{_QUOTED.pattern}|[^\s\"'])+")
@@ -86,7 +98,9 @@ _QUICK = {
 }
 _LONGEST = 24  # lines of an output that are shown; of a longer one, the first and the last
 _HEAD, _TAIL = 8, 15
-_HOMES = ("CACHE", "CONFIG", "DATA", "STATE")  # of users: nothing of theirs is read or written
+# Of users: nothing of theirs is read or written.
+_HOMES = {"CACHE": ".cache", "CONFIG": ".config", "DATA": ".local/share", "STATE": ".local/state"}
+_HOME = ".home"
 
 
 @dataclass(frozen=True)
@@ -101,13 +115,27 @@ class Block:
     @property
     def commands(self) -> list[str]:
         """The commands of a console block, each with its continuation lines."""
-        lines, found = iter(self.text.splitlines()), []
+        return [command for command, _ in self.printed]
+
+    @property
+    def printed(self) -> list[tuple[str, str]]:
+        """The commands of a console block, each with the output that the page shows."""
+        lines = iter(self.text.splitlines())
+        printed: list[tuple[str, str]] = []
         for line in lines:
             if line.startswith("$ "):
                 while line.endswith("\\"):
                     line += "\n" + next(lines)
-                found.append(line.removeprefix("$ "))
-        return found
+                printed.append((line.removeprefix("$ "), ""))
+            elif printed:
+                command, output = printed[-1]
+                printed[-1] = (command, f"{output}{line}\n")
+        return printed
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether the block shows what one of its commands prints."""
+        return self.kind == "console" and any(output for _, output in self.printed)
 
 
 @dataclass
@@ -192,8 +220,8 @@ def _in_folder(folder: Path, quick: bool) -> Iterator[None]:
     os.environ |= {"PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
     os.environ |= {"QUICK": "1"} if quick else {}
     # With --quick, pages share what is computed of a backbone's files.
-    homes = _HOMES if not quick else _HOMES[1:]
-    os.environ |= {f"XDG_{name}_HOME": str(folder / ".home") for name in homes}
+    homes = {name: path for name, path in _HOMES.items() if not quick or name != "CACHE"}
+    os.environ |= {f"XDG_{name}_HOME": str(folder / _HOME / path) for name, path in homes.items()}
     with _chdir(folder):
         yield
 
@@ -219,7 +247,12 @@ def _run(
     elif block.kind == "python":
         return [_execute(block, page, namespace)]
     elif block.kind == "console":
-        return [_command(command, quick) for command in block.commands]
+        outputs = []
+        for command, shown in block.printed:
+            outputs.append(_command(command, quick))
+            if quick and not command.startswith("adapterhub predict"):  # a model's words
+                _compare_forms(command, shown, outputs[-1])
+        return outputs
     elif block.kind not in SHOWN:
         raise ValueError(f"a block of {block.kind or 'no language'} without a title")
     return []
@@ -242,6 +275,27 @@ def _compare(block: Block, printed: str, quick: bool) -> None:
         shown, printed = (varies.sub("0", text) for text in (shown, printed))
     if quick and not doctest.OutputChecker().check_output(shown, printed, _MATCHES):
         raise ValueError(f"the page shows\n{shown}\nbut printed was\n{printed}")
+
+
+def form(output: str) -> set[str]:
+    """Return what data and the length of a training do not change: labels, heads, keys of JSON."""
+    labels = {" ".join("".join(match.groups("")).split()) for match in _LABEL.finditer(output)}
+    return {_DIGITS.sub("0", label) for label in labels} - _LENGTH
+
+
+def _compare_forms(command: str, shown: str, printed: str) -> None:
+    """Check that an output that a page shows has the form of what is printed.
+
+    Raises:
+        ValueError: it has not, so the page is older than the program.
+    """
+    old, new = form(shown), form(printed)
+    more = new - old if shown.strip() and _LEFT_OUT not in shown.splitlines() else set()
+    if old - new or more:
+        raise ValueError(
+            f"{command}: the page shows {sorted(old - new)}, and {sorted(more)} was printed, too; "
+            "make docs-outputs writes the outputs anew"
+        )
 
 
 def _execute(block: Block, page: str, namespace: dict[str, object]) -> str:
@@ -277,7 +331,12 @@ def _command(command: str, quick: bool) -> str:
     )  # fmt: skip
     if result.returncode:
         raise RuntimeError(f"{command} failed:\n{result.stdout}")
-    return result.stdout
+    return _at_home(result.stdout)
+
+
+def _at_home(printed: str) -> str:
+    """Replace the folder of the page, and the user's folders in it, by `~`."""
+    return printed.replace(str(Path.cwd() / _HOME), "~").replace(str(Path.cwd()), "~")
 
 
 @contextlib.contextmanager
@@ -308,7 +367,7 @@ def _server(command: str, quick: bool) -> Iterator[str]:
         else:
             raise RuntimeError(f"{command} ended:\n{''.join(lines)}")
         drain.start()
-        yield "".join(lines)
+        yield _at_home("".join(lines))
     finally:
         process.terminate()
         process.wait(60) if isinstance(process, subprocess.Popen) else process.join(60)
@@ -368,9 +427,10 @@ def with_outputs(text: str, done: list[Done]) -> str:
     def filled(match: re.Match[str]) -> str:
         block, result = _block(text, match), next(results)
         shown, seconds = match["text"], match["time"] or ""
-        if block.kind == "console" and block.title in ("", ANOTHER_TERMINAL):
-            pairs = zip(block.commands, result.outputs, strict=True)
-            output = "".join(f"$ {command}\n{shortened(out)}" for command, out in pairs)
+        run = block.kind == "console" and block.title in ("", ANOTHER_TERMINAL)
+        if run and (block.shows_output or not shows_outputs(text)):
+            pairs = zip(block.printed, result.outputs, strict=True)
+            output = "".join(f"$ {command}\n{cut(old, new)}" for (command, old), new in pairs)
             shown = textwrap.indent(output, match["indent"])
             seconds = re.sub(r"[\d.]+ s", f"{result.seconds:.1f} s", seconds)
         elif block.title in _VARIES or (block.title == OUTPUT and "..." not in block.text):
@@ -382,7 +442,7 @@ def with_outputs(text: str, done: list[Done]) -> str:
     return _FENCE.sub(filled, text)
 
 
-_SIGNED = re.compile(r"\n\*The outputs on this page .*\*\n\Z")
+_SIGNED = re.compile(r"\n\*The outputs of commands .*\*\n\Z")
 
 
 def signed(text: str) -> str:
@@ -390,16 +450,33 @@ def signed(text: str) -> str:
     from adapterhub import __version__
 
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
-    line = f"*The outputs on this page were printed by adapterhub {__version__} on {machine}.*"
+    line = f"*The outputs of commands were printed by adapterhub {__version__} on {machine}.*"
     return f"{_SIGNED.sub('', text).rstrip()}\n\n{line}\n"
 
 
-def shortened(output: str) -> str:
-    """Return the first and last lines of an output that is long."""
+def cut(shown: str, output: str) -> str:
+    """Return an output without the lines that the page leaves out as `...`, or a long one does."""
     lines = [line.rstrip() for line in output.strip("\n").splitlines()]
-    if len(lines) > _LONGEST + 4:
-        lines = [*lines[:_HEAD], "...", *lines[-_TAIL:]]
+    kept = shown.splitlines()
+    if _LEFT_OUT in kept:
+        if doctest.OutputChecker().check_output(shown, output, _MATCHES):
+            return shown
+        head, tail = kept.index(_LEFT_OUT), kept[::-1].index(_LEFT_OUT)
+        lines = [*lines[:head], _LEFT_OUT, *lines[max(len(lines) - tail, head) :]]
+    elif len(lines) > _LONGEST + 4:
+        lines = [*lines[:_HEAD], _LEFT_OUT, *lines[-_TAIL:]]
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def pages_with_outputs() -> list[Path]:
+    """List the pages that show what commands print; those in a copy are written by hand."""
+    texts = {page: page.read_text(encoding="utf-8") for page in sorted(_ROOT.rglob("docs/**/*.md"))}
+    return [page for page, text in texts.items() if IN_COPY not in text and shows_outputs(text)]
+
+
+def shows_outputs(text: str) -> bool:
+    """Return whether a page shows what a command prints."""
+    return any(block.shows_output for block in blocks(text))
 
 
 def main() -> None:
@@ -407,11 +484,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("page", type=Path)
+    parser.add_argument("page", type=Path, nargs="?", help="without it: list pages with outputs")
     parser.add_argument("--write", action="store_true", help="write outputs and times to the page")
     parser.add_argument("--quick", action="store_true", help="train on little data, with few steps")
     parser.add_argument("--record", type=Path, help="write what was printed to a JSON file")
     options = parser.parse_args()
+    if options.page is None:
+        print(*(page.relative_to(_ROOT) for page in pages_with_outputs()), sep="\n")
+        return
     text = options.page.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         done = run_page(options.page.name, text, Path(folder), options.quick)

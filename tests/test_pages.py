@@ -106,6 +106,53 @@ def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
     assert (tmp_path / "x.py").read_text() == "one = 1\n\ntwo = 2\n"
 
 
+@pytest.mark.parametrize(
+    ("shown", "output", "written"),
+    [
+        ("a 1\n...\nd\n", "a 1\nb\nc\nd\n", "a 1\n...\nd\n"),  # as printed
+        ("a 1\n...\nd 1\n", "a 2\nb\nc\nd 2\n", "a 2\n...\nd 2\n"),
+        ("...\nd 1\n", "a 2\nd 2\n", "...\nd 2\n"),
+        ("a 1\n...\n", "a 2\nd 2\n", "a 2\n...\n"),
+        ("...\n", "a\n", "...\n"),
+        ("a 1\nb 1\n...\nc 1\n", "a 2\n", "a 2\n...\n"),
+        ("", "a\n", "a\n"),
+        ("a\n", "", ""),
+    ],
+)
+def test_what_a_page_leaves_out_stays_left_out(shown, output, written) -> None:
+    assert pages.cut(shown, output) == written
+
+
+TABLE = "\n  name   score\n ──────────────\n  a      0.5\n\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "refused"),
+    [
+        ("accuracy     0.54\n", "accuracy     0.61 (0.5-0.7, n = 60)\n", ""),
+        ("time   9 s\n", "time   8 s\nnext   adapterhub publish\n", "'next'"),
+        ("time   9 s\nnext   all\n", "time   8 s\n", "'next'"),
+        ("...\ntime   9 s\n", "a.csv: 9 rows\ntime   8 s\n", ""),
+        ("", "time   8 s\n", ""),  # the page shows no output
+        ('{"model":"a"}\n', '{"error":"no adapter a"}\n', "model"),
+        (TABLE, TABLE.replace("0.5", "0.6"), ""),
+        (TABLE, TABLE.replace("score", "rank "), "'name score'"),
+        ("a@0123456789ab: intact\n", "a@ba9876543210: intact\n", ""),
+        ("sst2@v1: intact\n", "sst2@v2: intact\n", ""),
+    ],
+)
+def test_a_page_is_compared_with_the_form_of_what_is_printed(
+    shown, printed, refused, tmp_path
+) -> None:
+    (tmp_path / "printed").write_text(printed, encoding="utf-8")
+    page = f"```console\n$ cat printed\n{shown}```\n"
+    if not refused:
+        pages.run_page("page", page, tmp_path, quick=True)
+        return
+    with pytest.raises(RuntimeError, match=re.escape(refused)):
+        pages.run_page("page", page, tmp_path, quick=True)
+
+
 def test_a_failing_block_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)page:2: no-such-command failed"):
         pages.run_page("page", "```console\n$ no-such-command\n```\n", tmp_path)
