@@ -96,8 +96,8 @@ _QUICK = {
     "bench": " bench.steps=4 bench.rates=1 bench.tuning_seeds=1 bench.seeds=1 bench.rows=[64]"
     " train.batch_size=4 train.max_length=16",
 }
-_LONGEST = 24  # lines of an output that are shown; of a longer one, the first and the last
-_HEAD, _TAIL = 8, 15
+_LONGEST = 27  # lines of an output that are shown; of a longer one, the first and the last
+_HEAD, _TAIL = 8, 18
 # Of users: nothing of theirs is read or written.
 _HOMES = {"CACHE": ".cache", "CONFIG": ".config", "DATA": ".local/share", "STATE": ".local/state"}
 _HOME = ".home"
