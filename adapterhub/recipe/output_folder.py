@@ -19,6 +19,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -94,7 +95,9 @@ def new_output(
     if isinstance(source, Sequence) and not isinstance(source, str):  # named after the first one
         source = source[0].get("path") if isinstance(source[0], Mapping) else source[0]
     place = str(source or "").partition("#")[0].rstrip("/").removesuffix(".gz")
-    stem = Path(place).stem.replace(":", "-").strip("*")
+    parts = (Path(place).stem, *reversed(Path(place).parts[:-1]))  # of "a/*.csv", the name is a
+    plain = (re.sub(r"[*?/\[\]]+", "", part).replace(":", "-").strip("-_. ") for part in parts)
+    stem = next(filter(None, plain), "")
     if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
         return None
     names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy
 import pandas
 import pytest
 import torch
@@ -109,6 +112,7 @@ def test_the_words_of_the_command_are_arguments(backbone, tmp_path, options):
         ({"data": [1, 2]}, "row 0: int"),
         ({"data": None}, "data is missing"),
         ({"data": {"text": ["a"], "label": []}}, "the columns have"),
+        ({"data": {"text": "a", "label": "b"}}, "neither columns nor splits"),
         ({"data": [{"text": {1}, "label": "a"}]}, "row 0"),
         ({"train": ROWS}, "given twice"),
     ],
@@ -118,6 +122,23 @@ def test_a_wrong_argument_names_the_right_one(backbone, tmp_path, options, words
     with pytest.raises(AdapterhubError, match=words):
         trained(backbone, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_cells_of_other_types_are_their_texts_and_a_run_has_a_folder(
+    backbone, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = [datetime.date(2026, 11, 30), numpy.int64(3), Path("a/b.txt"), numpy.array([1, 2])]
+    rows = [{**row, "other": odd[n % len(odd)]} for n, row in enumerate(ROWS)]
+    ah.train(backbone, rows, steps=1, quiet=True)
+    recipe = tmp_path / "runs" / "rows" / "recipe.yaml"
+    kept = Path(load_yaml(recipe)["data"]["train"]).read_text(encoding="utf-8")
+    assert [json.loads(line)["other"] for line in kept.splitlines()[:4]] == [
+        "2026-11-30", 3, "a/b.txt", [1, 2]
+    ]  # fmt: skip
+    ah.train(recipe=recipe, steps=1, quiet=True, output="mine")
+    with pytest.raises(OutputError, match="runs/rows exists"):  # the recipe names it
+        ah.train(recipe=recipe, steps=1, quiet=True)
 
 
 def test_a_model_is_no_name_of_a_backbone_and_an_empty_cell_no_label(backbone, tmp_path) -> None:

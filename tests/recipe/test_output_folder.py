@@ -18,6 +18,7 @@ from adapterhub.recipe.output_folder import (
     TRACKED,
     check_output,
     hold_output,
+    new_output,
     writing,
 )
 
@@ -37,6 +38,42 @@ def test_an_output_folder_is_checked_before_any_work(tmp_path):
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
     check_output(tmp_path, resume=True)
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "file"]
+
+
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OutputError, match="is not writable"):
+        check_output(tmp_path / "new" / "run", resume=False)
+
+
+@pytest.mark.parametrize(
+    ("train", "recipe", "folder"),
+    [
+        ("a/rows.csv.gz", "", "runs/rows"),
+        ("hf:imdb#500", "", "runs/hf-imdb"),
+        (["b.csv", "c.csv"], "", "runs/b"),
+        (None, "data: {train: [{path: d.jsonl, weight: 2}, e.csv]}", "runs/d"),
+        (None, "data: f.csv", "runs/f"),
+        (None, "seed: 3", "runs/recipe"),
+        ("a.csv", "output: mine", None),
+        ("chats/*.jsonl", "", "runs/chats"),
+        ("../part-*.parquet", "", "runs/part"),
+        ("/data/**/*.csv", "", "runs/data"),
+        ("*.csv", "", None),
+        (None, "", None),
+    ],
+)
+def test_a_run_is_named_after_its_first_data(train, recipe, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    file = "recipe.yaml" if recipe else None
+    assert new_output(file, (), train) == folder
+    if folder:
+        for name in (folder, f"{folder}-2"):
+            (tmp_path / name).mkdir(parents=True)
+        assert new_output(file, (), train) == f"{folder}-3"
+        assert new_output(file, (), train, resume=True) == f"{folder}-2"
+        assert new_output(file, ["output=other"], train) is None
 
 
 def test_the_best_checkpoint_alone_is_not_resumed(tmp_path):

@@ -156,7 +156,9 @@ def test_several_tasks_have_their_own_data_and_share_its_other_options(tmp_path)
      ({"tasks": {"a": {"data": {"train": "a"}, "wieght": 2}}}, "weight"),
      ({"tasks": {"a": {"data": {"trian": "a"}}}}, "train"), ({"tasks": {"a": {}}}, "tasks.a.data"),
      ({"tasks": {"a b": {"data": {"train": "a"}}}}, "'a b'"), ({"tasks": {"a": 3}}, "tasks.a"),
-     ({"tasks": {"a": {"data": 4}}}, "tasks.a.data")],
+     ({"tasks": {"a": {"data": 4}}}, "tasks.a.data"),
+     ({"data": {"test": "c.tsv"}}, "next to `tasks`"),
+     ({"tasks": {"test": {"data": {"train": "a"}}}, "data": {"test": 0.1}}, "a task called test")],
 )  # fmt: skip
 def test_wrong_tasks_are_refused(options, match):
     with pytest.raises(ConfigError) as error:
