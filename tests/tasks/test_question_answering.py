@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import AutoTokenizer
 
 from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.question_answering import Question
 from tests.kit.data import words_of
@@ -60,10 +63,23 @@ def test_a_long_context_is_split_into_overlapping_windows(backbones):
     assert any(row["start_positions"] for row in encoded.rows)
 
 
-def test_the_best_span_over_all_windows_answers(backbones):
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_positions_of_answers_follow_the_padding(backbones, side):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"), padding_side=side)
+    contexts = ["the movie was very dull a good film", "a good film"]
+    questions = [Question("is", each, (("good", each.index("good")),)) for each in contexts]
+    task = parse_task("question-answering")
+    batch = task.encode(questions, Setting(tokenizer, 32), labelled=True).batch([0, 1])
+    for i in range(2):
+        span = slice(batch["start_positions"][i], batch["end_positions"][i] + 1)
+        assert words_of(tokenizer, batch["input_ids"][i, span].tolist()) == ["good"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_best_span_over_all_windows_answers(backbones, side):
     """With the logits of a stub model: the best span inside the context that is not too long,
     or none."""
-    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"), padding_side=side)
 
     class Stub(torch.nn.Module):
         device = torch.device("cpu")
@@ -75,10 +91,11 @@ def test_the_best_span_over_all_windows_answers(backbones):
         def forward(self, input_ids, **_):
             word = tokenizer.convert_tokens_to_ids("good")
             start = (input_ids == word) * 3.0 + (input_ids == tokenizer.sep_token_id) * 9.0
-            start[:, 0] = self.null
+            start[input_ids == tokenizer.cls_token_id] = self.null
             return {"start_logits": start, "end_logits": start.clone()}
 
-    question = Question("is good", "the movie was very dull a good film", None)
+    contexts = ("the movie was very dull a good film", "a good film")
+    questions = [Question("is good", context, None) for context in contexts]
     for spec, null, expected in (
         ("question-answering", 5.0, "good"),
         ("question-answering(unanswerable=true)", 5.0, ""),
@@ -86,7 +103,18 @@ def test_the_best_span_over_all_windows_answers(backbones):
         ("question-answering(unanswerable=true, threshold=9.0)", 5.0, "good"),
     ):
         task = parse_task(spec)
-        encoded = task.encode([question], Setting(tokenizer, 32), labelled=False)
-        (answer,) = task.predict(Stub(null), encoded, 4)
-        assert answer.text == expected
-        assert question.context[answer.start : answer.end] == expected
+        encoded = task.encode(questions, Setting(tokenizer, 32), labelled=False)
+        answers = task.predict(Stub(null), encoded, 4)
+        for answer, context in zip(answers, contexts, strict=True):
+            assert answer.text == expected
+            assert context[answer.start : answer.end] == expected
+
+
+def test_a_question_needs_a_fast_tokenizer_and_room_for_its_context(backbones):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    task, question = parse_task("question-answering"), Question("is", "a good film", ())
+    with pytest.raises(ConfigError, match="no room for a context"):
+        task.encode([question], Setting(tokenizer, 4), labelled=True)
+    slow = SimpleNamespace(is_fast=False)
+    with pytest.raises(ConfigError, match="a fast tokenizer"):
+        task.encode([question], Setting(slow, 32), labelled=True)
