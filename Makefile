@@ -56,7 +56,8 @@ fast: venv
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
 
-# Runs the commands of the pages that show outputs in full, and writes what they print: an hour.
+# Runs the commands of the pages that show outputs in full, and writes what they print. Needs the Hub,
+# and the data sets of ADAPTERHUB_DATA.
 docs-outputs: real-models
 	for page in $$($(PY) scripts/pages.py); do $(PY) scripts/pages.py $$page --write || exit 1; done
 

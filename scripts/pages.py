@@ -37,9 +37,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import doctest
 import glob
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -85,6 +87,7 @@ _LABEL = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 _DIGITS = re.compile(r"(?<=@)[0-9a-f]{8,}|\d+")  # digests too
+_START = re.compile(r"^\W*\w*")  # of a line: its first word, and what is before it
 _LENGTH = {"train loss", "best", "rank", "note", "Cannot tell yet"}  # of longer trainings
 _MATCHES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
@@ -187,6 +190,8 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
                 if block.title == ANOTHER_TERMINAL:
                     servers = [_server(command, quick) for command in block.commands]
                     outputs = [running.enter_context(each) for each in servers]
+                    for (command, shown), printed in zip(block.printed, outputs, strict=True):
+                        _compare_forms(command, shown, printed, quick)
                 else:
                     outputs = _run(block, page, namespace, quick, done)
             except (Exception, SystemExit) as error:
@@ -250,8 +255,7 @@ def _run(
         outputs = []
         for command, shown in block.printed:
             outputs.append(_command(command, quick))
-            if quick and not command.startswith("adapterhub predict"):  # a model's words
-                _compare_forms(command, shown, outputs[-1])
+            _compare_forms(command, shown, outputs[-1], quick)
         return outputs
     elif block.kind not in SHOWN:
         raise ValueError(f"a block of {block.kind or 'no language'} without a title")
@@ -283,12 +287,16 @@ def form(output: str) -> set[str]:
     return {_DIGITS.sub("0", label) for label in labels} - _LENGTH
 
 
-def _compare_forms(command: str, shown: str, printed: str) -> None:
+def _compare_forms(command: str, shown: str, printed: str, quick: bool) -> None:
     """Check that an output that a page shows has the form of what is printed.
+
+    Predictions are not compared: they are a model's words.
 
     Raises:
         ValueError: it has not, so the page is older than the program.
     """
+    if not quick or command.startswith("adapterhub predict"):
+        return
     old, new = form(shown), form(printed)
     more = new - old if shown.strip() and _LEFT_OUT not in shown.splitlines() else set()
     if old - new or more:
@@ -455,22 +463,35 @@ def signed(text: str) -> str:
 
 
 def cut(shown: str, output: str) -> str:
-    """Return an output without the lines that the page leaves out as `...`, or a long one does."""
-    lines = [line.rstrip() for line in output.strip("\n").splitlines()]
-    kept = shown.splitlines()
-    if _LEFT_OUT in kept:
-        if doctest.OutputChecker().check_output(shown, output, _MATCHES):
-            return shown
-        head, tail = kept.index(_LEFT_OUT), kept[::-1].index(_LEFT_OUT)
-        lines = [*lines[:head], _LEFT_OUT, *lines[max(len(lines) - tail, head) :]]
-    elif len(lines) > _LONGEST + 4:
-        lines = [*lines[:_HEAD], _LEFT_OUT, *lines[-_TAIL:]]
-    return "\n".join(lines) + "\n" if lines else ""
+    """Return an output without the lines that the page leaves out as `...`, or a long one does.
+
+    Lines that begin with the same word are the same line; new ones between two that the page shows
+    one below the other are shown, too.
+    """
+    if _LEFT_OUT not in shown.splitlines():
+        lines = [line.rstrip() for line in output.strip("\n").splitlines()]
+        if len(lines) > _LONGEST + 4:
+            lines = [*lines[:_HEAD], _LEFT_OUT, *lines[-_TAIL:]]
+        return "\n".join(lines).rstrip() + "\n" if lines else ""
+    if doctest.OutputChecker().check_output(shown, output, _MATCHES):
+        return shown
+    kept, lines = shown.splitlines(), output.strip("\n").rstrip().splitlines()
+    keys = ([_START.findall(_DIGITS.sub("0", line))[0] for line in each] for each in (kept, lines))
+    matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
+    pairs = [(m.a + i, m.b + i) for m in matcher.get_matching_blocks() for i in range(m.size)]
+    pairs = [(i, j) for i, j in pairs if kept[i] != _LEFT_OUT]
+    written: list[str] = []
+    for (i, j), (next_i, next_j) in itertools.pairwise([(-1, -1), *pairs, (len(kept), len(lines))]):
+        between = lines[j + 1 : next_j]
+        written += [_LEFT_OUT] * bool(between) if _LEFT_OUT in kept[i + 1 : next_i] else between
+        written += lines[next_j : next_j + 1]
+    return "".join(f"{line.rstrip()}\n" for line in written)
 
 
 def pages_with_outputs() -> list[Path]:
     """List the pages that show what commands print; those in a copy are written by hand."""
-    texts = {page: page.read_text(encoding="utf-8") for page in sorted(_ROOT.rglob("docs/**/*.md"))}
+    pages = sorted((_ROOT / "docs").rglob("*.md"))
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
     return [page for page, text in texts.items() if IN_COPY not in text and shows_outputs(text)]
 
 

@@ -114,7 +114,11 @@ def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
         ("...\nd 1\n", "a 2\nd 2\n", "...\nd 2\n"),
         ("a 1\n...\n", "a 2\nd 2\n", "a 2\n...\n"),
         ("...\n", "a\n", "...\n"),
-        ("a 1\nb 1\n...\nc 1\n", "a 2\n", "a 2\n...\n"),
+        ("a 1\nb 1\n...\nc 1\n", "a 2\n", "a 2\n"),
+        # Each shown line stays, wherever it is now, and so do new ones next to it.
+        ("a 1\n...\nd 1\n...\nf 1\n", "a 2\nb\nd 2\ne\nf 2\n", "a 2\n...\nd 2\n...\nf 2\n"),
+        ("...\nd 1\nf 1\n", "a\nb\nd 2\ne\nf 2\n", "...\nd 2\ne\nf 2\n"),
+        ("a 1\n...\n", "new\na 2\nb\nc\n", "new\na 2\n...\n"),
         ("", "a\n", "a\n"),
         ("a\n", "", ""),
     ],

@@ -37,6 +37,7 @@ from adapterhub.pages.row_scores import PREDICTIONS
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"
 _OUTPUTS = ("output", "output_dir")
+_WILDCARD = re.compile(r"[*?\[\]]+")
 ROWS = "rows"  # a folder with the data of a run, if they were passed in as objects
 WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than a thousandth
 # Files that a run writes before its first checkpoint.
@@ -95,10 +96,13 @@ def new_output(
     if isinstance(source, Sequence) and not isinstance(source, str):  # named after the first one
         source = source[0].get("path") if isinstance(source[0], Mapping) else source[0]
     place = str(source or "").partition("#")[0].rstrip("/").removesuffix(".gz")
-    parts = (Path(place).stem, *reversed(Path(place).parts[:-1]))  # of "a/*.csv", the name is a
-    plain = (re.sub(r"[*?/\[\]]+", "", part).replace(":", "-").strip("-_. ") for part in parts)
-    stem = next(filter(None, plain), "")
-    if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
+    stem = Path(place).stem
+    if _WILDCARD.search(place):  # of "a/*.csv", the name is a
+        parts = (stem, *reversed(Path(place).parts[:-1]))
+        plain = (_WILDCARD.sub("", part).strip("-_. /") for part in parts)
+        stem = next(filter(None, plain), "")
+    stem = stem.replace(":", "-")
+    if not stem.strip(".") or any(name in recipe or name in typed for name in _OUTPUTS):
         return None
     names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
     used = list(itertools.takewhile(is_there, names))

@@ -60,6 +60,8 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
         ("../part-*.parquet", "", "runs/part"),
         ("/data/**/*.csv", "", "runs/data"),
         ("*.csv", "", None),
+        ("_a-.csv", "", "runs/_a-"),
+        ("..", "", None),
         (None, "", None),
     ],
 )
