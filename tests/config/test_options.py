@@ -1,4 +1,4 @@
-"""Options of a dataclass: from data and to data, documentation, JSON schema, commented YAML."""
+"""Options of a dataclass: from data and to data, other names, documentation, JSON schema, YAML."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterhub.config.options import (
-    WIDTH,
-    OptionDoc,
-    below,
-    comment,
-    commented_options,
-    from_dict,
-    is_neutral,
-    json_schema,
-    option,
-    options_of,
-    range_problems,
-    to_dict,
-    values_text,
-)
+from adapterhub.config import options
+from adapterhub.config.options import OptionNames, from_dict, option
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.errors import ConfigError
 from tests.kit.compare import problems
@@ -90,7 +77,7 @@ def offenders(data: Mapping[str, object], where: str = "") -> str:
     return str(caught.value)
 
 
-SCHEMA = json_schema(Recipe)
+SCHEMA = options.json_schema(Recipe)
 # What a schema cannot refuse: whole and large numbers, keys that are no texts, checks in Python.
 LOOSE = {"1.0", repr({"rate": 10**400}), "{1.5: 1.0}", "{1: 1.0, '1': 2.0}", "{'epochs': -1}"}
 
@@ -98,14 +85,14 @@ LOOSE = {"1.0", repr({"rate": 10**400}), "{1.5: 1.0}", "{1: 1.0, '1': 2.0}", "{'
 @few
 @given(recipes)
 def test_to_dict_returns_json_data_that_fits_the_schema(recipe):
-    data = json.loads(json.dumps(to_dict(recipe)))
+    data = json.loads(json.dumps(options.to_dict(recipe)))
     assert from_dict(Recipe, data) == recipe
     assert problems(data, SCHEMA) == []
 
 
 def test_to_dict_names_values_that_it_cannot_serialize():
     with pytest.raises(ConfigError, match=r"method\.run\[1\].*Path"):
-        to_dict(Recipe("a", method={"run": [1, Path("x")]}))
+        options.to_dict(Recipe("a", method={"run": [1, Path("x")]}))
 
 
 def test_one_error_lists_all_problems():
@@ -186,7 +173,7 @@ def test_an_unsupported_annotation_is_a_type_error():
 
 
 def test_options_of_lists_name_type_default_and_help():
-    docs = {doc.name: doc for doc in options_of(Recipe)}
+    docs = {doc.name: doc for doc in options.options_of(Recipe)}
     assert list(docs) == [field.name for field in dataclasses.fields(Recipe)]
     assert docs["name"].default is dataclasses.MISSING
     assert (docs["seed"].type, docs["seed"].default, docs["seed"].help) == (
@@ -199,8 +186,8 @@ def test_options_of_lists_name_type_default_and_help():
 
 
 def test_empty_values_are_neutral():
-    assert all(map(is_neutral, [None, False, "", [], (), {}]))
-    assert not any(map(is_neutral, [0, 0.0, True, "x", [0], {"a": None}]))
+    assert all(map(options.is_neutral, [None, False, "", [], (), {}]))
+    assert not any(map(options.is_neutral, [0, 0.0, True, "x", [0], {"a": None}]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,14 +198,14 @@ class _Ranged:
 
 
 def test_the_range_of_a_number_belongs_to_its_option():
-    assert range_problems(_Ranged()) == []
-    assert range_problems(_Ranged(rate=2.0, word="any")) == []
-    assert range_problems(_Ranged(size=0, rate=0.0, word=-1)) == [
+    assert options.range_problems(_Ranged()) == []
+    assert options.range_problems(_Ranged(rate=2.0, word="any")) == []
+    assert options.range_problems(_Ranged(size=0, rate=0.0, word=-1)) == [
         "size: 0, must be at least 1",
         "rate: 0.0, must be more than 0 and at most 2",
         "word: -1, must be at least 1",
     ]
-    assert range_problems(_Ranged(rate=float("nan")))
+    assert options.range_problems(_Ranged(rate=float("nan")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,23 +226,147 @@ VALUES = {"path": "a: b", "mode": "yes", "sites": ["q", "no", "1"], "rates": {"a
 
 
 def test_the_options_are_read_back():
-    lines = list(commented_options(Outer, VALUES))
+    lines = list(options.commented_options(Outer, VALUES))
     assert parse_mapping("\n".join(lines), "") == VALUES
-    nested = list(below("a", below("b", lines)))
+    nested = list(options.below("a", options.below("b", lines)))
     assert parse_mapping("\n".join(nested), "") == {"a": {"b": VALUES}}
-    assert max(map(len, nested)) <= WIDTH
-    assert list(below("c", [])) == ["c: {}"]
+    assert max(map(len, nested)) <= options.WIDTH
+    assert list(options.below("c", [])) == ["c: {}"]
 
 
 def test_comments_name_the_values_and_the_default():
-    lines = list(commented_options(Outer, {"mode": "yes"}))
+    lines = list(options.commented_options(Outer, {"mode": "yes"}))
     assert lines == ["# the mode", "#   no | yes, default no", "mode: yes"]
-    lines = list(commented_options(Outer, {"mode": "yes"}, required=["mode"]))
+    lines = list(options.commented_options(Outer, {"mode": "yes"}, required=["mode"]))
     assert lines[1] == "#   no | yes, required"
-    assert comment("") == []
-    texts = [values_text(each) for each in options_of(Outer)[:4]]
+    assert options.comment("") == []
+    texts = [options.values_text(each) for each in options.options_of(Outer)[:4]]
     assert texts == [
         "str, required", "no | yes, default no", "list of str, default [attn.q, '{x}']",
         "mapping of float, default {}",
     ]  # fmt: skip
-    assert values_text(OptionDoc("x", "int | null", None, "")) == "int | null, default null"
+    assert (
+        options.values_text(options.OptionDoc("x", "int | null", None, ""))
+        == "int | null, default null"
+    )
+
+
+# Other names of options: which are accepted where, and what is suggested for the rest.
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    file: str | None = option(None, "the file")
+    text: str = option("text", "the column")
+    shared: int = option(0, "in both groups")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    rate: float = option(0.1, "the rate")
+    rounds: int = option(1, "how often")
+    shared: int = option(0, "in both groups")
+    source: str | None = option(None, "also the name of a group")
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    name: str = option("x", "the name")
+    source: Source = dataclasses.field(default_factory=Source)
+    pace: Pace = dataclasses.field(default_factory=Pace)
+
+
+NAMES = OptionNames(
+    Whole, {"lr": "pace.rate", "label": "name"}, {"gamma": "pace.rate=0.1, times it"}
+)
+
+
+def test_the_normal_form(subtests):
+    cases = [
+        ({}, {}),
+        ({"name": "y", "pace": {"rate": 1}}, {"name": "y", "pace": {"rate": 1}}),
+        ({"lr": 1}, {"pace": {"rate": 1}}),
+        ({"pace": {"lr": 1, "rounds": 2}}, {"pace": {"rate": 1, "rounds": 2}}),
+        ({"rounds": 2, "pace": {"rate": 1}}, {"pace": {"rounds": 2, "rate": 1}}),
+        ({"label": "y"}, {"name": "y"}),
+        ({"source": "a.csv"}, {"pace": {"source": "a.csv"}}),
+        ({"source": {}}, {"source": {}}),
+        # Left for the error of from_dict:
+        ({"source": {"lr": 1}}, {"source": {"lr": 1}}),
+        ({"shared": 1}, {"shared": 1}),
+        ({"pace": {"label": "y"}}, {"pace": {"label": "y"}}),
+        ({"gamma": 1}, {"gamma": 1}),
+        ({3: 4}, {3: 4}),
+    ]
+    for data, normal in cases:
+        with subtests.test(data=data):
+            assert NAMES.normal_form(data) == normal
+            assert NAMES.normal_form(normal) == normal
+
+
+def test_an_option_under_two_names_is_refused():
+    with pytest.raises(ConfigError, match="given twice") as error:
+        NAMES.normal_form({"lr": 1, "pace": {"lr": 2, "rate": 3}, "name": "x", "label": "y"})
+    assert error.value.offenders == (
+        "pace.rate: as lr and pace.lr and pace.rate",
+        "name: as name and label",
+    )
+
+
+def test_meaning_comes_before_spelling(subtests):
+    cases = [
+        ("gamma", "; try pace.rate=0.1, times it"),
+        ("source.gamma", "; try pace.rate=0.1, times it"),
+        ("source.Gamma", "; try pace.rate=0.1, times it"),
+        ("source.lr", "; try pace.rate"),
+        ("shared", "; try source.shared or pace.shared"),
+        ("source.rounds", "; try pace.rounds"),
+        ("nmae", "; did you mean 'name'?"),
+        ("pace.roudns", "; did you mean 'rounds'?"),
+        ("roudns", "; did you mean 'pace.rounds'?"),
+        ("xyzzy", ""),
+    ]
+    for path, suggestion in cases:
+        with subtests.test(path=path):
+            assert NAMES.suggest(path) == suggestion
+            *above, name = path.split(".")
+            data: dict[str, Any] = {above[0]: {name: 1}} if above else {name: 1}
+            with pytest.raises(ConfigError) as error:
+                from_dict(Whole, NAMES.normal_form(data), suggest=NAMES.suggest)
+            assert f"{path} is not an option{suggestion}" in error.value.offenders[0]
+
+
+def test_the_option_that_a_word_names(subtests):
+    cases = [
+        ("lr", "pace.rate"), ("pace.lr", "pace.rate"), ("rate", "pace.rate"),
+        ("pace.rate", "pace.rate"), ("name", "name"), ("label", "name"), ("source", "source"),
+        ("shared", None), ("source.lr", None), ("a.b.c", None), ("", None),
+    ]  # fmt: skip
+    for word, path in cases:
+        with subtests.test(word=word):
+            assert NAMES.own_name(word) == path
+
+
+keys = st.sampled_from(["name", "source", "pace", "lr", "rate", "label", "file", "shared", "x", ""])
+leaves = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none(), max_size=1)
+
+
+@given(st.dictionaries(keys, leaves | st.dictionaries(keys, leaves)))
+def test_any_data_has_a_normal_form_or_is_a_config_error(data):
+    try:
+        normal = NAMES.normal_form(data)
+    except ConfigError:
+        return
+    assert NAMES.normal_form(normal) == normal
+
+
+@pytest.mark.parametrize(
+    "data", [{"pace": None, "rate": 1}, {"rate": 1, "pace": None}, {"pace": 3, "lr": 1}]
+)
+def test_a_group_is_no_value_beside_its_options(data):
+    with pytest.raises(ConfigError, match="as a value, and with options of its own"):
+        NAMES.normal_form(data)
+
+
+def test_an_empty_group_changes_nothing():
+    assert NAMES.normal_form({"rate": 1, "pace": {}}) == {"pace": {"rate": 1}}

@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 
 from adapterhub.config import user_folders
-from adapterhub.config.user_folders import (
-    STATE_VARIABLE,
-    KeyedFiles,
-    expanded,
-    state_folder,
-    user_folder,
-)
+from adapterhub.config.user_folders import KeyedFiles, state_folder, user_folder
 from adapterhub.errors import ConfigError
 from tests.kit import registries
 
 
 def test_the_variable_comes_before_the_users_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(user_folders.STATE_VARIABLE, str(tmp_path))
     assert state_folder() == tmp_path
-    monkeypatch.delenv(STATE_VARIABLE)
+    monkeypatch.delenv(user_folders.STATE_VARIABLE)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert state_folder().name == "adapterhub"
     assert isinstance(state_folder(), Path)
@@ -71,8 +65,8 @@ def test_a_user_without_a_home_has_a_temporary_one(home, homeless):
     assert [user_folder(k) for k in ("config", "data")] == [folder / "config", folder / "data"]
     assert state_folder() == folder / "state"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert expanded("~/x") in (Path("~/x"), Path(HOMES[home] or "/") / "x")
-    assert expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+    assert user_folders.expanded("~/x") in (Path("~/x"), Path(HOMES[home] or "/") / "x")
+    assert user_folders.expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows finds a home without variables")

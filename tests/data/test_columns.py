@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapterhub.data import chat_formats
 from adapterhub.data.column_names import KNOWN, NEVER
 from adapterhub.data.columns import WANTS, ColumnProfile, choose_columns, profile_of
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table, numbers_rows, plain_name
+from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
+from tests.kit.data import write_json_lines
 
 _TEXT = "the movie was really good bad boring wonderful actors plot and never again"
 _WORDS = _TEXT.split()
@@ -323,3 +326,85 @@ def test_columns_that_number_or_date_rows_are_known():
     known = ("id", "ID", "user_id", "tweetId", "docID", "#1 ID", "index", "", "Unnamed: 0", "date")
     assert all(map(numbers_rows, known))
     assert not any(map(numbers_rows, ("text", "label", "said", "paid", "kid", "valid", "Idea")))
+
+
+# Formats of instructions and chats are recognized by their columns.
+
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+SHARED = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+FORMATS = {
+    "Alpaca": ({"instruction": "add", "input": "1 2", "output": "3"}, "{instruction}\n\n{input}",
+               "output"),
+    "instruction and output": ({"instruction": "go", "output": "ok"}, "instruction", "output"),
+    "prompt and completion": ({"prompt": "a", "completion": "b", "id": 3}, "prompt", "completion"),
+    "OpenAI messages": ({"messages": TURNS}, "messages", None),
+    "ShareGPT": ({"id": "x", "conversations": SHARED}, "conversations", None),
+}  # fmt: skip
+NONE = [
+    {"text": "a", "label": "b", "instruction": "c", "output": "d"},
+    {"question": "a", "answer": "b"},
+    {"messages": "no list"},
+    {"messages": [{"role": "user"}]},
+    {"conversations": [[]]},
+    {"prompt": ["a"], "completion": ["b"]},
+    {"prompt": "a", "completion": "b", "response": "c"},
+    {"messages": TURNS, "conversations": SHARED},
+]
+
+
+def write_rows(folder, row):
+    return str(write_json_lines(folder / "a.jsonl", [row] * 3))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_recognized_and_told(tmp_path, name):
+    row, text, label = FORMATS[name]
+    source = write_rows(tmp_path, row)
+    found = chat_formats.recognize_format(read_table(source, DataOptions(), "train"))
+    assert (found.name, found.text, found.label) == (name, text, label)
+    assert chat_formats.is_chat(source, DataOptions(), "train") is (label is None)
+    choice = chat_formats.instruction_columns(source, DataOptions(), "train")
+    if label is None:
+        assert choice is None
+        choice = chat_formats.chat_column(source, DataOptions(), "train")
+    assert (choice.options.text, choice.options.label) == (text, label or "label")
+    assert f"read as {name}" in choice.notes[-1]
+    assert "\n" not in choice.notes[-1]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_columns_that_are_left_out_are_told(tmp_path, name):
+    row = FORMATS[name][0] | {"system": "Be brief.", "history": [["a", "b"]]}
+    source = write_rows(tmp_path, row)
+    found = chat_formats.instruction_columns(source, DataOptions(), "train")
+    choice = found or chat_formats.chat_column(source, DataOptions(), "train")
+    unread = "history" if FORMATS[name][2] is None else "system, history"
+    assert f"not read: {unread};" in choice.notes[-1]
+    assert ("template, system" in " ".join(choice.notes)) == (FORMATS[name][2] is None)
+
+
+@pytest.mark.parametrize("row", NONE, ids=str)
+def test_other_data_is_no_format(tmp_path, row):
+    source = write_rows(tmp_path, row)
+    assert chat_formats.recognize_format(read_table(source, DataOptions(), "train")) is None
+    assert chat_formats.instruction_columns(source, DataOptions(), "train") is None
+    assert not chat_formats.is_chat(source, DataOptions(), "train")
+
+
+def test_a_named_column_turns_recognition_off(tmp_path):
+    source = write_rows(tmp_path, FORMATS["Alpaca"][0])
+    assert chat_formats.instruction_columns(source, DataOptions(text="input"), "train") is None
+    source = write_rows(tmp_path, FORMATS["ShareGPT"][0])
+    assert not chat_formats.is_chat(source, DataOptions(text="id"), "train")
+
+
+def test_messages_have_the_roles_of_templates():
+    assert (
+        chat_formats.messages_of(SHARED)
+        == chat_formats.messages_of(TURNS)
+        == (("user", "hi"), ("assistant", "hello"))
+    )
+    assert chat_formats.messages_of([{"role": "tool", "content": "x"}]) == (("tool", "x"),)
+    for other in (None, "hi", [], [{"role": 1, "content": "x"}], [3], {"role": "user"}):
+        assert chat_formats.messages_of(other) is None

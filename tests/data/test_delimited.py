@@ -11,27 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.delimited import (
-    DELIMITERS,
-    DecodedText,
-    decode_file,
-    decode_text,
-    detect_dialect,
-    expected_columns,
-    file_text,
-    find_delimiter,
-    find_header,
-    looks_quoted,
-    prefix_rows,
-    read_delimited,
-    read_text,
-)
+from adapterhub.data import delimited
+from adapterhub.data.delimited import decode_file, decode_text, find_delimiter
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 
 
 def read(text, kind="csv", **options):
-    return read_delimited("a.csv", kind, DecodedText(text), DataOptions(**options))
+    return delimited.read_delimited(
+        "a.csv", kind, delimited.DecodedText(text), DataOptions(**options)
+    )
 
 
 READ = [  # text, kind, options, and the columns by name
@@ -67,12 +56,12 @@ def test_what_was_detected_is_told_with_what_to_type():
 def test_a_first_line_in_doubt_is_data_if_it_lacks_the_recorded_columns():
     options = DataOptions(text="review")
     for text in ("a good film\n", "a good film\nanother one\n", "abc,def\nghi,jkl\n"):
-        assert not detect_dialect(text, "csv", None, options, recorded=True).header
-        assert detect_dialect(text, "csv", None, options).header
-    assert detect_dialect("review\nabc\n", "csv", None, options, recorded=True).header
+        assert not delimited.detect_dialect(text, "csv", None, options, recorded=True).header
+        assert delimited.detect_dialect(text, "csv", None, options).header
+    assert delimited.detect_dialect("review\nabc\n", "csv", None, options, recorded=True).header
     names = DataOptions(text="{a}. {b}", pair="c", label="1", choices=("x", "y"))
-    assert expected_columns(names) == {"a", "b", "c", "x", "y"}, "of a template"
-    assert detect_dialect("a,b\nc,d\n", "csv", None, names).header
+    assert delimited.expected_columns(names) == {"a", "b", "c", "x", "y"}, "of a template"
+    assert delimited.detect_dialect("a,b\nc,d\n", "csv", None, names).header
 
 
 def test_a_wrong_number_of_fields_says_what_to_type():
@@ -113,7 +102,7 @@ def test_delimiter_and_header_are_found(delimiter, header, seed):
     rows = [(text, ["neg", "pos"][i % 2]) for i, text in enumerate(sentences(40, seed))]
     text = written([*([("Review", "Sentiment")] * header), *rows], delimiter)
     assert find_delimiter(text, ",") == delimiter
-    assert find_header(prefix_rows(text, delimiter, True)) == (header, True)
+    assert delimited.find_header(delimited.prefix_rows(text, delimiter, True)) == (header, True)
 
 
 def test_lines_of_text_are_no_table():
@@ -149,32 +138,32 @@ HEADERS = {
 @pytest.mark.parametrize("case", HEADERS)
 def test_the_first_line_names_columns_or_not(case):
     first, rows, expected = HEADERS[case]
-    assert find_header([list(row) for row in (*first, *rows)])[0] is expected
+    assert delimited.find_header([list(row) for row in (*first, *rows)])[0] is expected
 
 
 @given(st.text(), st.sampled_from([",", "\t", None]))
 def test_any_text_has_some_dialect(text, usual):
     found = find_delimiter(text, usual)
-    assert found in {*DELIMITERS, usual}
-    quoted = looks_quoted(text, found or ",")
-    rows = prefix_rows(text, found or ",", quoted)
+    assert found in {*delimited.DELIMITERS, usual}
+    quoted = delimited.looks_quoted(text, found or ",")
+    rows = delimited.prefix_rows(text, found or ",", quoted)
     if not quoted:
         lines = [line.removesuffix("\r") for line in text.split("\n")]
         assert [(found or ",").join(row) for row in rows] == [line for line in lines if line]
     if rows:
-        find_header(rows)
+        delimited.find_header(rows)
 
 
 @given(st.lists(st.lists(st.text('ab \t;"\n'), min_size=2, max_size=2), min_size=1))
 def test_fields_that_a_writer_quotes_are_seen_as_quoted(rows):
     buffer = io.StringIO(newline="")
     csv.writer(buffer, delimiter=";", quoting=csv.QUOTE_ALL).writerows(rows)
-    assert looks_quoted(buffer.getvalue(), ";")
+    assert delimited.looks_quoted(buffer.getvalue(), ";")
 
 
 def test_only_a_beginning_is_read():
     text = "text;label\n" + "a good film;1\n" * 100_000
-    rows = prefix_rows(text, ";", True)
+    rows = delimited.prefix_rows(text, ";", True)
     assert len(rows) <= 200
     assert rows[-1] == ["a good film", "1"]
 
@@ -186,12 +175,12 @@ def test_a_text_is_utf8_unless_another_encoding_is_given(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes("caf\u00e9".encode("cp1252"))
     with pytest.raises(DataError, match="not UTF-8"):
-        read_text(str(file))
-    assert read_text(str(file), "cp1252") == "caf\u00e9"
-    assert file_text(str(file)).encoding == "cp1252"
+        delimited.read_text(str(file))
+    assert delimited.read_text(str(file), "cp1252") == "caf\u00e9"
+    assert delimited.file_text(str(file)).encoding == "cp1252"
 
 
-@pytest.mark.parametrize("read", [read_text, file_text])
+@pytest.mark.parametrize("read", [delimited.read_text, delimited.file_text])
 def test_an_empty_or_missing_file_is_refused(tmp_path, read):
     (tmp_path / "a.txt").write_text(" \n")
     for name, words in (("a.txt", "is empty"), ("b.txt", "no such file"), (".", "cannot read")):

@@ -1,4 +1,4 @@
-"""Examples from tables: texts, labels, samples and hashes."""
+"""Examples from tables: texts, labels and their names, samples and hashes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.examples import (
-    Example,
-    check_labels,
-    content_of,
-    data_hash,
-    hold_out,
-    labels_of,
-    notes_on,
-    read_examples,
-    read_rows,
-    read_texts,
-    refuse,
-    sample,
-    strata_of,
-)
-from adapterhub.data.options import DataOptions
-from adapterhub.errors import DataError
+from adapterhub.config.options import from_dict
+from adapterhub.data import examples as reading
+from adapterhub.data.examples import Example, read_examples, sample, strata_of
+from adapterhub.data.options import DataOptions, name_labels, parse_labels, unnamed_note
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.multi_label import LabelledText
 from tests.kit.task_cases import CASES
@@ -48,7 +36,7 @@ def test_labels_keep_their_spelling(tmp_path):
     labels = [e.label for e in read_examples(source, DataOptions(), labelled=True)]
     assert labels == ["1", "01", "True", "1.5", "x"]
     source = write(tmp_path / "a.csv", "text\none\ntwo\n")
-    assert read_texts(source, DataOptions()) == [Example("one"), Example("two")]
+    assert reading.read_texts(source, DataOptions()) == [Example("one"), Example("two")]
 
 
 def test_regression_labels_are_floats(tmp_path):
@@ -122,14 +110,14 @@ def test_an_empty_text_with_a_label_is_refused(tmp_path, name):
 
 def test_rows_are_built_from_their_columns(tmp_path):
     def build(first, second):
-        refuse("", "is negative" * (int(first) < 0))
+        reading.refuse("", "is negative" * (int(first) < 0))
         return int(first) + int(second)
 
     source = write(tmp_path / "a.csv", "x,y,z\n1,2,3\n4,5,6\n")
-    assert read_rows(source, DataOptions(), "train", ["z", "x"], build) == [4, 10]
+    assert reading.read_rows(source, DataOptions(), "train", ["z", "x"], build) == [4, 10]
     source = write(tmp_path / "b.csv", "x,y\n1,2\n-4,5\n")
     with pytest.raises(DataError, match="invalid rows\n  - line 3: is negative"):
-        read_rows(source, DataOptions(), "train", ["x", "y"], build)
+        reading.read_rows(source, DataOptions(), "train", ["x", "y"], build)
 
 
 @given(st.lists(names, unique=True, min_size=1), st.integers(1, 50), st.integers(0, 2**32))
@@ -151,24 +139,26 @@ def test_labels_are_ordered_and_those_unseen_in_training_are_counted():
         (["10", "9", "-1", "9"], ["-1", "9", "10"]),
         (["10", "9", "nan"], ["10", "9", "nan"]),
     ):
-        assert labels_of(Example("", None, label) for label in labels) == expected
+        assert reading.labels_of(Example("", None, label) for label in labels) == expected
     with pytest.raises(DataError) as caught:
-        check_labels(["no", "yes"], ["no", "maybe", "maybe", "never"])
+        reading.check_labels(["no", "yes"], ["no", "maybe", "maybe", "never"])
     assert caught.value.offenders == ("'maybe': 2 times", "'never': 1 time")
-    check_labels(["no", "yes"], ["no"])
+    reading.check_labels(["no", "yes"], ["no"])
     with pytest.raises(DataError, match="1 label"):
-        check_labels(["yes"], [])
+        reading.check_labels(["yes"], [])
 
 
 def test_the_hash_depends_on_order_and_fields_and_is_stable():
     first, second = Example("a", "b", "1"), Example("a", None, 1.0)
-    hashes = {data_hash(x) for x in ([], [first], [second], [first, second], [second, first])}
+    hashes = {
+        reading.data_hash(x) for x in ([], [first], [second], [first, second], [second, first])
+    }
     assert len(hashes) == 5
     expected = "a1afde9dd52cf4f83607d683b29083b6e631c7b8f87f7a7c84f5e949d0a64a66"
-    assert data_hash([Example("é", "b", "1")]) == expected
+    assert reading.data_hash([Example("é", "b", "1")]) == expected
     drawn = "f089ec5c222beb83ba31f502b91b322f7f0ceb1a606eaa12e916ed216fd108ea"
     rows = [Example(str(i), None, str(i % 7)) for i in range(99)]
-    assert data_hash(sample(rows, 9, 3)) == drawn, "whatever PYTHONHASHSEED is"
+    assert reading.data_hash(sample(rows, 9, 3)) == drawn, "whatever PYTHONHASHSEED is"
 
 
 # Rows that are held out for evaluation.
@@ -179,7 +169,7 @@ def of_labels(counts):
 
 
 def held(rows, seed=0):
-    return hold_out(rows, seed, strata_of(rows))
+    return reading.hold_out(rows, seed, strata_of(rows))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +225,7 @@ def test_the_rarest_tag_is_the_stratum_of_a_sentence():
 
     rows = [Tagged("a", ("O", "B-x", "I-x")), Tagged("b", ("B-x", "B-y")), Tagged("c", ("O",))]
     assert strata_of(rows) == ["x", "y", None]
-    assert content_of(rows[0]) == ("a",)
+    assert reading.content_of(rows[0]) == ("a",)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -248,7 +238,7 @@ def test_the_labels_of_every_task_divide_its_rows(name, tmp_path):
     if not task.labels(rows):
         return
     assert len(set(strata_of(rows))) > 1
-    train, evaluation = hold_out(rows, 0, strata_of(rows))
+    train, evaluation = reading.hold_out(rows, 0, strata_of(rows))
     assert set(task.labels(evaluation)) <= set(task.labels(train))
 
 
@@ -256,7 +246,7 @@ def test_a_label_of_one_row_stays_in_training():
     common = [LabelledText(f"text {i}", labels=("a", "b")[: i % 3]) for i in range(60)]
     for seed in range(20):
         rows = [*common, LabelledText("rare", labels=("a", "c"))]
-        train, _ = hold_out(rows, seed, strata_of(rows))
+        train, _ = reading.hold_out(rows, seed, strata_of(rows))
         assert rows[-1] in train
 
 
@@ -269,7 +259,7 @@ def texts(*labels, text="text"):
 
 def notes(train, evaluation=None):
     labels = sorted({str(e.label) for e in train})
-    return notes_on(train, evaluation or [], labels)
+    return reading.notes_on(train, evaluation or [], labels)
 
 
 A = "ab" * 50
@@ -302,7 +292,7 @@ def test_evaluation_rows_that_are_trained_on_are_counted():
     train = texts(*A)
     assert notes(train, texts(*"ab" * 5, text="other")) == ()  # good data
     numbers = [Example(f"text {i}", None, i / 7) for i in range(100)]
-    assert notes_on(numbers, [], ()) == ()
+    assert reading.notes_on(numbers, [], ()) == ()
     evaluation = [*train[:3], *texts(*"ab" * 10, text="other")]
     assert notes(train, evaluation) == (
         "3 of 23 evaluation rows (13.0%) are also training rows: the scores are too good",
@@ -316,3 +306,79 @@ def test_there_are_at_most_five_short_lines_without_control_characters():
     found = notes([*train, *texts(*"ab" * 9)], train)
     assert 0 < len(found) <= 5
     assert all(len(note) < 250 and "\x1b" not in note for note in found)
+
+
+# Names for the labels of a file.
+
+
+# Names for the labels of a file.
+
+
+NAMES = {"0": "negative", "1": "positive"}
+
+
+def test_options_of_the_data():
+    options = DataOptions(train_target="a.de", eval_target="b.de")
+    assert (options.target("train"), options.target("eval")) == ("a.de", "b.de")
+    for choices, expected in (("options", "options"), (["a", "b"], ("a", "b"))):
+        assert from_dict(DataOptions, {"choices": choices}).choices == expected
+    with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
+        from_dict(DataOptions, {"format": "json"})
+
+
+FORMS = (
+    "0=negative,1=positive",
+    " 0 = negative , 1=positive ",
+    NAMES,
+    {0: "negative", 1: "positive"},
+)
+
+
+@pytest.mark.parametrize("spec", FORMS)
+def test_every_form_gives_the_same_names(spec):
+    assert parse_labels(spec) == NAMES
+    assert DataOptions(labels=spec) == DataOptions(labels=NAMES)
+    assert from_dict(DataOptions, {"labels": spec}).label_names == NAMES
+
+
+def test_a_list_fixes_the_order_and_nothing_names_nothing():
+    assert list(parse_labels("pos,neg")) == ["pos", "neg"]
+    assert parse_labels(["pos", "neg"]) == {"pos": "pos", "neg": "neg"}
+    for spec in (None, "", {}, [], ()):
+        assert parse_labels(spec) == {}
+        assert DataOptions(labels=spec).labels is None
+
+
+BAD = [
+    ("0=a,1=a", "the name 'a': 2 times"),
+    ("0=a,0=b", "the value '0': 2 times"),
+    (["a", "a"], "'a': 2 times"),
+    ("0=,1=b", "'0': empty"),
+    ("0=1,1=2", "'1' is another value of the file"),
+    *((spec, "invalid names") for spec in ("0=a,b", 7, [["a"]], {"a": ["b"]})),
+]
+
+
+@pytest.mark.parametrize(("spec", "problem"), BAD)
+def test_bad_names_are_refused(spec, problem):
+    with pytest.raises(ConfigError) as error:
+        parse_labels(spec)
+    assert problem in str(error.value)
+    assert "0=negative,1=positive" in error.value.expected
+
+
+def test_values_and_names_get_the_name():
+    named = name_labels(["0", "positive", "1"], DataOptions(labels=NAMES), "x.csv")
+    assert named == ["negative", "positive", "positive"]
+    assert name_labels(["0", "x"], DataOptions(), "x.csv") == ["0", "x"]
+    with pytest.raises(DataError, match=r"x.csv has labels without a name") as error:
+        name_labels(["0", "2", "2"], DataOptions(labels=NAMES), "x.csv")
+    assert error.value.offenders == ("'2': 2 times",)
+    assert error.value.hint == "--labels 0=negative,1=positive,2=NAME"
+    for labels, note in (
+        (("0", "1"), "(0, 1); --labels 0=NAME,1=NAME names them"),
+        (tuple("01234"), "(0, 1, 2,...); --labels 0=NAME,1=NAME,2=NAME,... names them"),
+    ):
+        (found,) = unnamed_note(labels)
+        assert found.endswith(note)
+    assert not [*unnamed_note(("0", "good")), *unnamed_note(())]

@@ -6,16 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from adapterhub.data import image_chats
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import data_hash
-from adapterhub.data.image_chats import (
-    AskedPicture,
-    PictureChat,
-    ask,
-    chat_choice,
-    read_asked,
-    read_chats,
-)
+from adapterhub.data.image_chats import PictureChat, ask, chat_choice
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
@@ -39,7 +33,9 @@ def turn(role, *parts):
 def read(file, labelled=True, **options):
     choice = chat_choice(str(file), DataOptions(**options), "train")
     assert choice is not None
-    return read_chats(str(file), choice.options, "train", open_picture, labelled=labelled)
+    return image_chats.read_chats(
+        str(file), choice.options, "train", open_picture, labelled=labelled
+    )
 
 
 PLACE = {"type": "image"}
@@ -201,7 +197,9 @@ WANTED = WANTS["images with questions"]
 
 def read_questions(file, labelled=True, **options):
     given = DataOptions(**options)
-    return read_asked(str(file), given, "train", WANTED, open_picture, labelled=labelled)
+    return image_chats.read_asked(
+        str(file), given, "train", WANTED, open_picture, labelled=labelled
+    )
 
 
 def asked(examples):
@@ -253,7 +251,7 @@ def test_all_invalid_rows_are_told(pictures):
 def test_the_question_and_the_answer_are_content(pictures):
     one = ask(str(pictures / "0.png"), "what?", open_picture)
     same = ask(str(pictures / "0.png"), "what?", open_picture)
-    assert isinstance(one, AskedPicture)
+    assert isinstance(one, image_chats.AskedPicture)
     assert one == same
     others = [ask(str(pictures / "0.png"), "who?", open_picture), one.with_label("red"),
               ask(str(pictures / "1.png"), "what?", open_picture)]  # fmt: skip

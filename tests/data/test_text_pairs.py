@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 from transformers import ByT5Tokenizer
 
+from adapterhub.data import text_pairs
 from adapterhub.data.options import DataOptions
-from adapterhub.data.text_pairs import (
-    Comparison,
-    TextPair,
-    are_chats,
-    comparison_columns,
-    has_scores,
-    pair_columns,
-    read_comparisons,
-    read_text_pairs,
-)
+from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
@@ -42,11 +34,11 @@ def test_columns_are_found_by_their_names(file, names, scored):
     source = write(file, *[dict(zip(names, values, strict=False))] * 3)
     options = DataOptions() if scored is not None else DataOptions(pair="pair2")
     scored = scored is not False
-    assert has_scores(source, options, "train") == scored
-    choice = pair_columns(source, options, "train", scored=scored).options
+    assert text_pairs.has_scores(source, options, "train") == scored
+    choice = text_pairs.pair_columns(source, options, "train", scored=scored).options
     assert (choice.text, choice.pair) == names[:2]
     expected = TextPair("how?", "so", (), 3.5 if scored else None)
-    assert read_text_pairs(source, options, "train", scored=scored) == [expected] * 3
+    assert text_pairs.read_text_pairs(source, options, "train", scored=scored) == [expected] * 3
 
 
 @pytest.mark.parametrize(
@@ -56,13 +48,13 @@ def test_columns_are_found_by_their_names(file, names, scored):
 )  # fmt: skip
 def test_negatives(file, negatives, expected):
     source = write(file, {"anchor": "a", "positive": "b", "score": 1, **negatives})
-    assert not has_scores(source, DataOptions(), "train")
-    (pair,) = read_text_pairs(source, DataOptions(), "train", scored=False)
+    assert not text_pairs.has_scores(source, DataOptions(), "train")
+    (pair,) = text_pairs.read_text_pairs(source, DataOptions(), "train", scored=False)
     assert pair == TextPair("a", "b", expected)
     assert pair.texts == ("a", "b", *expected)
     source = write(file, {"anchor": "a", "positive": "b", "other": "c", "negative": "d"})
     options = DataOptions(negatives=("other",))
-    assert read_text_pairs(source, options, "train", scored=False)[0].negatives == ("c",)
+    assert text_pairs.read_text_pairs(source, options, "train", scored=False)[0].negatives == ("c",)
 
 
 @pytest.mark.parametrize(
@@ -76,19 +68,21 @@ def test_negatives(file, negatives, expected):
 def test_texts_that_are_refused(file, row, problem):
     source = write(file, {"anchor": "a", "positive": "b", "negative": "c"}, row)
     with pytest.raises(DataError, match=f"line 2: .*{problem}"):
-        read_text_pairs(source, DataOptions(), "train", scored=False)
+        text_pairs.read_text_pairs(source, DataOptions(), "train", scored=False)
     rows = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (1, "high")]
     with pytest.raises(DataError, match="'high' is not a number"):
-        read_text_pairs(write(file, *rows), DataOptions(label="score"), "train", scored=True)
+        text_pairs.read_text_pairs(
+            write(file, *rows), DataOptions(label="score"), "train", scored=True
+        )
 
 
 def test_to_predict_on_only_the_first_texts_are_read(file):
     source = write(file, {"anchor": "a"}, {"anchor": ""})
     options = DataOptions(text="anchor", pair="positive", label="score")
-    pairs = read_text_pairs(source, options, "eval", scored=True, labelled=False)
+    pairs = text_pairs.read_text_pairs(source, options, "eval", scored=True, labelled=False)
     assert pairs == [TextPair("a"), TextPair("")]
     options = DataOptions(text="anchor", label="chosen", pair="rejected")
-    rows = read_comparisons(source, options, "eval", labelled=False)
+    rows = text_pairs.read_comparisons(source, options, "eval", labelled=False)
     assert rows == [Comparison("a"), Comparison("")]
 
 
@@ -115,8 +109,8 @@ def answer(text, role="assistant"):
 )  # fmt: skip
 def test_forms_of_data(tmp_path, row, expected, chats):
     source = str(write_json_lines(tmp_path / "a.jsonl", [row] * 2))
-    assert read_comparisons(source, DataOptions(), "train") == [expected] * 2
-    assert are_chats(source, DataOptions(), "train") == chats
+    assert text_pairs.read_comparisons(source, DataOptions(), "train") == [expected] * 2
+    assert text_pairs.are_chats(source, DataOptions(), "train") == chats
 
 
 @pytest.mark.parametrize(
@@ -132,7 +126,7 @@ def test_rows_that_are_refused(tmp_path, row, problem):
     first = {"prompt": "p", "chosen": USER + answer("c"), "rejected": USER + answer("r")}
     source = str(write_json_lines(tmp_path / "a.jsonl", [first, {"prompt": "p"} | row]))
     with pytest.raises(DataError, match=f"line 2: .*{problem}"):
-        read_comparisons(source, DataOptions(), "train")
+        text_pairs.read_comparisons(source, DataOptions(), "train")
 
 
 QUESTIONS = [f"name the {word} that is near the river" for word in
@@ -288,7 +282,7 @@ def test_prompts_are_found_and_answers_alone_are_compared(tmp_path, form):
 def test_prompts_that_are_in_doubt_are_refused(tmp_path, rows, problem):
     source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
     with pytest.raises(DataError, match=problem):
-        read_comparisons(source, DataOptions(), "train")
+        text_pairs.read_comparisons(source, DataOptions(), "train")
 
 
 def test_a_row_of_another_form_is_named(tmp_path):
@@ -296,13 +290,13 @@ def test_a_row_of_another_form_is_named(tmp_path):
     rows[5] = {"chosen": "Yes.", "rejected": "No."}
     source = str(write_json_lines(tmp_path / "a.jsonl", rows))
     with pytest.raises(DataError, match=r"line 6: .* share no turn of the assistant"):
-        read_comparisons(source, DataOptions(), "train")
+        text_pairs.read_comparisons(source, DataOptions(), "train")
 
 
 def test_prompts_of_dialogues_are_predicted_on(tmp_path):
     source = str(write_json_lines(tmp_path / "a.jsonl", map(FORMS["HH"][0], QUESTIONS)))
-    options = comparison_columns(source, DataOptions(), "train").options
-    rows = read_comparisons(source, options, "eval", labelled=False)
+    options = text_pairs.comparison_columns(source, DataOptions(), "train").options
+    rows = text_pairs.read_comparisons(source, options, "eval", labelled=False)
     assert rows == [Comparison(said(question)) for question in QUESTIONS]
-    rows = read_comparisons(source, options, "eval", labelled=False, chosen=True)
+    rows = text_pairs.read_comparisons(source, options, "eval", labelled=False, chosen=True)
     assert rows == [Comparison(said(question), GOOD) for question in QUESTIONS]
