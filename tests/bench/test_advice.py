@@ -7,17 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adapterhub.bench.advice import (
-    Cost,
-    ShortRuns,
-    numbers_text,
-    p_text,
-    points_text,
-    rate_words,
-    recommend,
-    size_words,
-    time_words,
-)
+from adapterhub.bench import advice
+from adapterhub.bench.advice import Cost, recommend
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
@@ -182,7 +173,7 @@ def test_nothing_can_be_told_of_few_rows_or_seeds():
 
 
 def test_nothing_can_be_told_after_short_runs_and_the_time_that_would_tell_is_said():
-    found = recommend(study_of(), COSTS, short=ShortRuns(80, 375, 2280.0))
+    found = recommend(study_of(), COSTS, short=advice.ShortRuns(80, 375, 2280.0))
     assert (found.method, found.candidate, found.best) == (None, "bitfit", "full")
     assert " ".join(found.reasons) == (
         "Cannot tell yet: the budget allowed runs of 80 steps, where adapterhub train takes 375. "
@@ -306,17 +297,17 @@ TIED = PairedComparison(
     ],
 )
 def test_a_comparison_in_numbers(changes, expected):
-    assert numbers_text(replace(TIED, **changes)) == expected
+    assert advice.numbers_text(replace(TIED, **changes)) == expected
 
 
 FIGURES = [
-    (lambda n: points_text(*n), [((0.8412, 100), "84.1"), ((0.32142, 1), "0.3214")]),
-    (p_text, [(0.0001, "p < 0.001"), (0.0496, "p = 0.0496"), (0.0504, "p = 0.0504"),
+    (lambda n: advice.points_text(*n), [((0.8412, 100), "84.1"), ((0.32142, 1), "0.3214")]),
+    (advice.p_text, [(0.0001, "p < 0.001"), (0.0496, "p = 0.0496"), (0.0504, "p = 0.0504"),
               (1.0, "p = 1")]),
-    (rate_words, [(None, "-"), (3.16e-3, "3.2e-3"), (9.99e-3, "1e-2"), (1.0, "1e0")]),
-    (size_words, [(5, "5 B"), (5000, "5.0 kB"), (123_456, "123 kB"), (1.5e9, "1.5 GB"),
+    (advice.rate_words, [(None, "-"), (3.16e-3, "3.2e-3"), (9.99e-3, "1e-2"), (1.0, "1e0")]),
+    (advice.size_words, [(5, "5 B"), (5000, "5.0 kB"), (123_456, "123 kB"), (1.5e9, "1.5 GB"),
                   (2e11, "200 GB")]),
-    (time_words, [(0.5, "0.5 s"), (59, "59 s"), (150, "2 min"), (9000, "2.5 h")]),
+    (advice.time_words, [(0.5, "0.5 s"), (59, "59 s"), (150, "2 min"), (9000, "2.5 h")]),
 ]  # fmt: skip
 
 

@@ -10,21 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterhub.bench.cells import (
-    KEPT,
-    LEAST_STEPS,
-    MOST_EXTENSIONS,
-    SHARE,
-    STEP,
-    Cell,
-    Group,
-    RateChoice,
-    Shard,
-    cell_key,
-    next_cells,
-    parse_shard,
-    rate_grid,
-)
+from adapterhub.bench import cells as searching
+from adapterhub.bench.cells import Cell, Group, cell_key
 from adapterhub.errors import ConfigError
 
 CELL = Cell("sst2", "lora(rank=4)", 1_000, 200, 1e-3, 1, "final")
@@ -43,16 +30,16 @@ def test_a_key_depends_on_what_decides_a_result_and_on_nothing_else():
 
 def test_every_cell_is_in_one_shard():
     keys = [cell_key(replace(CELL, seed=seed), {}) for seed in range(50)]
-    shards = [parse_shard(f"{number}/3") for number in (1, 2, 3)]
+    shards = [searching.parse_shard(f"{number}/3") for number in (1, 2, 3)]
     assert all(sum(shard.has(key) for shard in shards) == 1 for key in keys)
     assert all(any(shard.has(key) for key in keys) for shard in shards)
-    assert all(Shard().has(key) for key in keys)
+    assert all(searching.Shard().has(key) for key in keys)
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])
 def test_what_is_no_shard_is_refused(text):
     with pytest.raises(ConfigError, match="--shard") as error:
-        parse_shard(text)
+        searching.parse_shard(text)
     assert "K/N" in str(error.value)
 
 
@@ -67,12 +54,12 @@ def conduct(
     seeds: int = 3,
     batch: int = 1000,
     tuning_seeds: int = 1,
-) -> tuple[dict[Group, RateChoice], list[Cell]]:
+) -> tuple[dict[Group, searching.RateChoice], list[Cell]]:
     """Run a whole search; `batch` cells at a time, as a study that is killed and continued."""
     done: dict[Cell, float] = {}
     order: list[Cell] = []
     for _ in range(10_000):
-        cells, choices = next_cells(groups, rates, seeds, done.get, tuning_seeds)
+        cells, choices = searching.next_cells(groups, rates, seeds, done.get, tuning_seeds)
         if not cells:
             return choices, order
         assert not set(cells) & done.keys(), "a cell is run twice"
@@ -97,8 +84,11 @@ def test_the_best_rate_of_the_grid_is_found(decades, rates):
     assert abs(math.log10(chosen / best)) == pytest.approx(
         min(abs(math.log10(rate / best)) for rate in tried), abs=0.01
     )
-    below, above = rate_grid(GROUP.rate, rates)[0], rate_grid(GROUP.rate, rates)[-1]
-    reach = STEP**MOST_EXTENSIONS
+    below, above = (
+        searching.rate_grid(GROUP.rate, rates)[0],
+        searching.rate_grid(GROUP.rate, rates)[-1],
+    )
+    reach = searching.STEP**searching.MOST_EXTENSIONS
     outside = not below / reach / 1.2 < best < above * reach * 1.2
     assert chosen in (min(tried), max(tried)) or not outside, "the best rate is beyond all grids"
 
@@ -107,15 +97,15 @@ def test_a_grid_that_grows_has_the_rates_of_a_larger_one():
     _, cells = conduct([GROUP], peak_at(1.0))
     tried = {cell.rate for cell in cells if cell.steps < GROUP.steps}
     assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
-    assert rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
+    assert searching.rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
     choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
-    assert (choices[GROUP], len(cells)) == (RateChoice(GROUP.rate, ()), 3)
+    assert (choices[GROUP], len(cells)) == (searching.RateChoice(GROUP.rate, ()), 3)
 
 
 def test_a_best_rate_inside_the_grid_costs_the_planned_trials():
     choices, cells = conduct([GROUP], peak_at(1e-3))
     steps = [cell.steps for cell in cells]
-    assert steps == [GROUP.steps // SHARE] * 5 + [GROUP.steps] * (KEPT + 3)
+    assert steps == [GROUP.steps // searching.SHARE] * 5 + [GROUP.steps] * (searching.KEPT + 3)
     assert choices[GROUP].trials == tuple(cells[:7])
     assert [cell.seed for cell in cells] == [0] * 7 + [1, 2, 3]
     assert {cell.rate for cell in cells[7:]} == {1e-3}
@@ -191,10 +181,12 @@ def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none():
 
 
 def test_short_runs_are_tried_as_a_whole():
-    short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
+    short = Group(
+        "data", "lora", 100, searching.SHARE * searching.LEAST_STEPS - searching.SHARE, 1e-3
+    )
     assert short.first_steps == short.steps
     _, cells = conduct([short], peak_at(1e-3))
     assert {cell.steps for cell in cells} == {short.steps}
     assert len(cells) == 5 + 3
     _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
-    assert len(cells) == 5 + KEPT + 3
+    assert len(cells) == 5 + searching.KEPT + 3

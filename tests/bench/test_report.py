@@ -1,5 +1,7 @@
 """report.html and report.md of a study: the recommendation first, then every method."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import re
@@ -8,18 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from adapterhub.bench.report import (
-    LIMITS,
-    count_words,
-    rates_chart,
-    rows_chart,
-    score_range,
-    seeds_chart,
-    study_markdown,
-    study_page,
-    study_subtitle,
-)
+from adapterhub.bench import report, tables
+from adapterhub.bench.report import study_markdown, study_page
 from adapterhub.bench.results import study_results
+from adapterhub.bench.tables import task_table
 from adapterhub.pages.figures import COLOURS
 from tests.kit.studies import made_records
 
@@ -39,13 +33,13 @@ def test_the_recommendation_comes_first_then_the_table_then_charts(made_study, m
 
 
 def test_recorded_methods_are_named_as_such(made_study, made_results):
-    assert study_subtitle(made_study, made_results) == (
+    assert report.study_subtitle(made_study, made_results) == (
         "some/backbone · 3 methods · 3 learning rates and 3 seeds each"
     )
     recorded = replace(made_study, bench=replace(made_study.bench, recorded=("theirs",)))
     assert "recorded by another program" in study_page(recorded, made_results, {})
     assert "recorded by another program" not in study_page(made_study, made_results, {})
-    assert "3 methods and 1 recorded" in study_subtitle(recorded, made_results)
+    assert "3 methods and 1 recorded" in report.study_subtitle(recorded, made_results)
 
 
 def test_the_page_needs_no_network_and_runs_no_script_but_its_own(made_study, made_results):
@@ -95,7 +89,7 @@ def test_the_markdown_has_the_advice_the_command_and_the_whole_table(made_study,
         "method", "---", "head", "lora", "mam", "majority class",
     ]  # fmt: skip
     assert "mam: 5 of 5 runs diverged: the loss is nan" in text
-    assert all(limit in text for limit in LIMITS)
+    assert all(limit in text for limit in report.LIMITS)
 
 
 def test_names_are_no_markup(made_study, made_results):
@@ -116,27 +110,106 @@ def texts(svg):
 
 def test_charts_have_the_names_of_methods_and_short_numbers(made_results):
     (task,) = made_results
-    found = texts(seeds_chart(task))
+    found = texts(report.seeds_chart(task))
     assert {"head", "lora", "majority class", "accuracy"} <= set(found)
     assert "mam" not in found  # it has no score
-    assert {"1e-4", "1e-3", "1e-2"} <= set(texts(rates_chart(task, "lora")))
-    assert texts(rates_chart(task, "mam"))  # its runs diverged: crosses
-    assert rates_chart(task, "majority class") is None
-    assert rows_chart([task]) is None
-    found = texts(rows_chart([task, replace(task, rows=1000)]))
+    assert {"1e-4", "1e-3", "1e-2"} <= set(texts(report.rates_chart(task, "lora")))
+    assert texts(report.rates_chart(task, "mam"))  # its runs diverged: crosses
+    assert report.rates_chart(task, "majority class") is None
+    assert report.rows_chart([task]) is None
+    found = texts(report.rows_chart([task, replace(task, rows=1000)]))
     assert {"100", "1k", "lora", "head"} <= set(found)
     numbers = {300: "300", 3000: "3k", 2e6: "2M", 1e9: "1G", 0.001: "0.001", 1e-4: "1e-4"}
-    assert [*map(count_words, numbers)] == [*numbers.values()]
+    assert [*map(report.count_words, numbers)] == [*numbers.values()]
 
 
 def test_a_very_wide_interval_does_not_hide_the_others(made_study):
     accuracy = {"head": 0.7, "lora": 0.8, "mam": 0.75}
     (task,) = study_results(made_study, made_records(made_study, accuracy), {})
-    before = score_range(task)
+    before = report.score_range(task)
     wide = replace(task.methods[0].estimate, low=0.01, high=0.99)
     other = replace(task, methods=(replace(task.methods[0], estimate=wide), *task.methods[1:]))
-    low, high = score_range(other)
+    low, high = report.score_range(other)
     assert before[0] - 2 <= low
     assert high <= before[1] + 2
     alone = replace(task, methods=other.methods[:1])
-    assert score_range(alone)[0] < 1  # nothing else is there
+    assert report.score_range(alone)[0] < 1  # nothing else is there
+
+
+# The tables: what their cells say, and what they are sorted by.
+
+
+def cells(task, method):
+    table = task_table(task)
+    (row,) = [row for row in table.rows if row[0] == method]
+    return dict(zip(table.columns[1:], row[1:], strict=True))
+
+
+def with_result(task, result):
+    methods = tuple(result if each.method == result.method else each for each in task.methods)
+    return replace(task, methods=methods)
+
+
+def test_every_column_of_a_trained_method(made_results):
+    (task,) = made_results
+    found = cells(task, "head")
+    assert list(found) == [
+        "accuracy", "95 %", "against lora", "seeds", "fit gap", "rate", "trained", "files",
+        "training", "peak memory",
+    ]  # fmt: skip
+    head = task.find("head")
+    assert found["accuracy"].number == head.estimate.value
+    assert found["accuracy"].text.startswith(f"{100 * head.estimate.value:.1f} ± ")
+    assert found["against lora"].text.startswith("-")
+    assert ", worse (p < 0.001)" in found["against lora"].text
+    texts = {name: cell.text for name, cell in found.items()}
+    assert (texts["seeds"], texts["rate"], texts["trained"]) == ("3", "1e-3", "1,010")
+    assert (texts["files"], texts["training"], texts["peak memory"]) == ("5.0 kB", "4.0 s", "1 GB")
+
+
+def test_a_method_that_diverged_and_one_that_is_not_trained(made_results):
+    (task,) = made_results
+    mam, majority = cells(task, "mam"), cells(task, "majority class")
+    assert (mam["accuracy"].text, mam["accuracy"].number) == ("diverged", None)
+    assert mam["against lora"].text == "-"
+    assert majority["trained"].text == "-"
+    assert majority["accuracy"].text == "66.5"
+    assert tables.failure_word(task.find("lora")) == "not run"
+
+
+def test_columns_that_nobody_has_are_left_out(made_results):
+    (task,) = made_results
+    methods = tuple(replace(found, gap=None, costs=None) for found in task.methods)
+    titles = {*task_table(replace(task, methods=methods)).columns}
+    assert not titles & {"fit gap", "trained", "files", "training", "peak memory"}
+    assert "accuracy" in titles
+
+
+def test_the_baseline_and_what_is_not_known(made_results):
+    (task,) = made_results
+    assert cells(task, "lora")["against lora"].text == "baseline"
+    head = task.find("head")
+    unknown = replace(head, comparison=replace(head.comparison, corrected=None))
+    assert cells(with_result(task, unknown), "head")["against lora"].text.endswith(", not known")
+    even = replace(head, comparison=replace(head.comparison, value=-1e-7))
+    assert cells(with_result(task, even), "head")["against lora"].text.startswith("+0.0, ")
+
+
+def test_failed_seeds_are_counted_and_a_rate_at_the_edge_is_marked(made_results):
+    (task,) = made_results
+    one, *rest = task.find("lora").finals
+    spoiled = replace(task.find("lora"), finals=(replace(one, status="diverged"), *rest))
+    assert cells(with_result(task, spoiled), "lora")["seeds"].text == "2 of 3 (1 diverged)"
+    edge = replace(task.find("lora"), at_edge=True)
+    assert cells(with_result(task, edge), "lora")["rate"].text == "1e-3 edge"
+
+
+def test_all_tasks_are_in_one_table(made_results):
+    other = replace(made_results[0], task="yours")
+    table = tables.summary_table([made_results[0], replace(other, methods=other.methods[:1])])
+    assert table.columns == ["method", "mine", "yours"]
+    found = {name: texts for name, *texts in table.texts()}
+    assert found["mam"] == ["diverged", ""]
+    assert found["head"][0] == found["head"][1]
+    loss = replace(made_results[0], score=replace(made_results[0].score, name="loss"))
+    assert tables.score_title(loss) == "loss, lower is better"

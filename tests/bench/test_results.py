@@ -1,17 +1,152 @@
-"""From records to results: scores, verdicts, rates, costs, failures, and what is left out."""
+"""Records of cells, and their results: scores, verdicts, rates, costs and failures."""
 
+from __future__ import annotations
+
+import gzip
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pack import packed
 
-from adapterhub.bench.baselines import BagOfWords, Constant
+from adapterhub.bench import baselines
+from adapterhub.bench.baselines import BagOfWords, Constant, bag_of_words, constant_of
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.records import PredictedRows
+from adapterhub.bench.records import CellRecord, Costs, PredictedRows, RecordFolder, predicted_rows
 from adapterhub.bench.results import study_results
-from adapterhub.errors import ConfigError
+from adapterhub.data.examples import Example
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.pages.row_scores import KINDS, calibration, is_right, row_score
 from tests.kit.studies import made_record, made_records
+
+# Records are read as written, whole or not at all.
+
+
+CELL = Cell("sst2", "lora(rank=4)", 1_000, 200, 1e-3, 1, "final")
+RECORD = CellRecord(
+    key="0" * 32,
+    cell=CELL,
+    status="done",
+    metric="accuracy",
+    selected={"accuracy": 0.8},
+    tested={"accuracy": 0.75},
+    rows=PredictedRows("classes", {"label": ["a", "b"], "prediction": ["a", "a"]}),
+    costs=Costs(trained=10),
+    origin={"versions": {"torch": "2"}},
+)
+
+
+def test_a_record_is_read_as_written(tmp_path):
+    folder = RecordFolder(tmp_path / "records")
+    assert folder.read(RECORD.key) is None
+    folder.write(RECORD)
+    assert folder.read(RECORD.key) == RECORD
+    assert list(folder.all()) == [RECORD]
+    folder.write(replace(RECORD, selected={"accuracy": math.nan}))
+    assert folder.read(RECORD.key).selected == {"accuracy": None}, "what JSON lacks is null"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 99}', b"\xff", b"null"])
+def test_a_broken_record_is_refused_with_its_path(tmp_path, content):
+    folder = RecordFolder(tmp_path)
+    folder.path("a" * 32).write_bytes(content)
+    with pytest.raises(FileError, match="is not the record of a run") as error:
+        folder.read("a" * 32)
+    assert str(folder.path("a" * 32)) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("status", "fine"),
+        ("metric", 3),
+        ("cell", {**asdict(CELL), "seed": "1"}),
+        ("cell", {**asdict(CELL), "rate": None}),
+        ("selected", {"accuracy": "0.8"}),
+        ("tested", [0.75]),
+        ("rows", {"kind": "classes", "columns": {"label": "ab"}}),
+        ("costs", {**asdict(RECORD.costs), "trained": "10"}),
+        ("origin", []),
+        ("new", 1),
+    ],
+)
+def test_a_field_of_another_type_is_refused(tmp_path, part, value):
+    folder = RecordFolder(tmp_path)
+    path = folder.path(RECORD.key)
+    path.write_text(json.dumps({**json.loads(RECORD.to_json()), part: value}), encoding="utf-8")
+    with pytest.raises(FileError, match="is not the record of a run") as error:
+        folder.read(RECORD.key)
+    assert part in str(error.value)
+
+
+def test_a_renamed_record_is_refused(tmp_path):
+    folder = RecordFolder(tmp_path)
+    folder.write(RECORD)
+    folder.path(RECORD.key).rename(folder.path("b" * 32))
+    with pytest.raises(FileError):
+        folder.read("b" * 32)
+
+
+OUTCOMES = {
+    "classes": {"texts": ["secret"], "label": "a", "prediction": "b", "score": 1 / 3},
+    "choices": {"texts": ["secret"], "label": "secret", "prediction": "secret",
+                "right": True, "score": 0.5},
+    "texts": {"texts": ["secret"], "label": "secret", "prediction": "secret", "score": 0.5},
+    "numbers": {"texts": ["secret"], "label": 1.0, "prediction": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_no_text_of_the_user_is_kept(kind):
+    rows = predicted_rows(kind, [{"id": 0, **OUTCOMES[kind]}] * 2)
+    assert "secret" not in str(rows)
+    assert len(rows.outcomes()) == 2
+    if kind in ("classes", "choices"):
+        assert is_right(rows.outcomes()[0]) == (kind == "choices")
+
+
+def test_a_pack_has_the_same_records_as_its_files(tmp_path):
+    folder = RecordFolder(tmp_path)
+    others = [replace(RECORD, key=digit * 32) for digit in "213"]
+    for record in (RECORD, *others):
+        folder.write(record)
+    before = list(folder.all())
+    pack = packed(tmp_path, "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl.gz"]
+    again = RecordFolder(tmp_path)
+    assert list(again.all()) == before
+    assert again.read("2" * 32) == others[0]
+    assert again.read("4" * 32) is None
+    data = pack.read_bytes()
+    later = replace(RECORD, key="4" * 32)
+    again.write(later)
+    assert packed(tmp_path, "all") == tmp_path / "all.jsonl.gz"
+    assert [path.name for path in tmp_path.iterdir()] == ["all.jsonl.gz"]
+    assert list(RecordFolder(tmp_path).all()) == [*before, later]
+    (tmp_path / "all.jsonl.gz").unlink()
+    for record in before:
+        again.write(record)
+    assert packed(tmp_path, "mine").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"x")[:-3]],
+    ids=["empty", "unpacked", "no record", "cut short"],  # gzip's bytes have the time in them
+)
+def test_a_broken_pack_is_refused_with_its_path(tmp_path, content):
+    path = tmp_path / "mine.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="is not the record of a run") as error:
+        list(RecordFolder(tmp_path).all())
+    assert str(path) in str(error.value)
+
+
+# From records to results.
+
 
 ACCURACY = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
 MAJORITY = {"mine": Constant("majority class", "classes", "pos", 0.6)}
@@ -180,3 +315,111 @@ def test_a_gap_is_that_of_the_score_not_of_the_metric_that_selects(made_study):
     (task,) = study_results(made_study, map(by_loss, made_records(made_study, ACCURACY)), MAJORITY)
     assert task.score.name == "accuracy"
     assert {each.gap for each in task.methods} == {None}
+
+
+# Constant predictions, and a bag of words.
+
+
+def accuracy(rows: PredictedRows, metric: str = "") -> float:
+    score = row_score(rows.kind, metric)
+    return float(score.summarize(score.columns(rows.outcomes()).sum(0)))
+
+
+def test_the_majority_class_is_right_as_often_as_it_occurs():
+    train = [Example("x", None, label) for label in ("a", "b", "b", "c")]
+    constant = constant_of("classes", train)
+    assert constant == Constant("majority class", "classes", "b", 0.5)
+    test = PredictedRows("classes", {"label": ["a", "b", "b", "a"], "prediction": ["a"] * 4,
+                                     "score": [1.0] * 4})  # fmt: skip
+    found = constant.predict(test)
+    assert found.columns["prediction"] == ["b"] * 4
+    assert accuracy(found) == 0.5
+    assert accuracy(found, "matthews") == 0.0
+    assert calibration(found.outcomes())[1] == 0.0  # its probability is the training share
+    assert constant_of("classes", train[1::-1]).value == "a", "of equally frequent ones the first"
+
+
+def test_the_mean_of_numbers_has_no_correlation_and_the_variance_as_its_error():
+    constant = constant_of("numbers", [Example("x", None, n) for n in (1.0, 2.0, 6.0)])
+    assert (constant.name, constant.value) == ("mean", 3.0)
+    found = constant.predict(PredictedRows("numbers", {"label": [2.0, 4.0], "prediction": [0, 0]}))
+    assert accuracy(found) == 0.0
+    assert accuracy(found, "mse") == 1.0
+
+
+def test_the_most_frequent_labels_of_several():
+    train = [SimpleNamespace(labels=labels) for labels in (("b", "a"), ("a", "b"), ("a",), ())]
+    constant = constant_of("sets", train)
+    assert (constant.value, constant.share) == (["a", "b"], 0.5)
+    rows = PredictedRows("sets", {"label": [["a"], ["a", "b"]], "prediction": [[], []]})
+    assert accuracy(constant.predict(rows), "exact_match") == 0.5
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"classes", "numbers", "sets"}))
+def test_other_kinds_have_none(kind):
+    assert constant_of(kind, [Example("x", None, "a")]) is None
+    assert constant_of("classes", []) is None
+
+
+def rows_of(kind: str, test: list[Example]) -> PredictedRows:
+    empty = {"prediction": [None] * len(test)} | (
+        {"score": [0.0] * len(test)} if kind == "classes" else {}
+    )
+    return PredictedRows(kind, {"label": [each.label for each in test]} | empty)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_bag_of_words_learns_what_words_say_and_not_their_order(pair):
+    """In a second text as in the first."""
+    films = [
+        f"the {what} was {how}" for what in ("film", "plot", "cast") for how in ("bad", "fine")
+    ]
+    train = [Example("x" if pair else t, t if pair else None, t.split()[-1]) for t in films * 4]
+    orders = [Example("a b", None, "ab"), Example("b a", None, "ba")]
+    found = bag_of_words("classes", {len(train): train, 8: train[:8]}, train[::-1])
+    for number in (len(train), 8):
+        assert accuracy(found.predict(rows_of("classes", train[::-1]), number)) == 1.0
+    assert found.predict(rows_of("classes", train), 7) is None
+    assert bag_of_words("classes", {2: orders}, orders) is not None
+    assert bag_of_words("classes", {2: train[:1] * 2}, train) is None, "one class"
+    assert bag_of_words("classes", {2: [SimpleNamespace(label="a")] * 2}, train) is None
+
+
+def test_a_bag_of_words_is_fitted_again_only_to_other_rows(monkeypatch):
+    train = [Example(f"{label} film {n}", None, label) for n in range(4) for label in ("a", "b")]
+    known = bag_of_words("classes", {8: train, 4: train[:4]}, train)
+    fitted = []
+    monkeypatch.setattr(baselines, "predict_by_words", lambda *rows: fitted.append(rows))
+    same = ({4: train[:4], 8: list(train)}, list(train))
+    assert bag_of_words("classes", *same, known) is known
+    assert not fitted
+    for rows, test in (
+        ({8: train}, train),
+        (same[0], train[1:]),
+        ({4: train[4:], 8: train}, train),
+    ):
+        assert bag_of_words("classes", rows, test, known) is None
+    assert len(fitted) == 5
+
+
+def test_a_bag_of_words_estimates_numbers():
+    train = [Example("good " * n + "bad " * (8 - n), None, float(n)) for n in range(9)] * 4
+    found = bag_of_words("numbers", {len(train): train}, train)
+    predicted = found.predict(rows_of("numbers", train), len(train)).columns["prediction"]
+    errors = [abs(a - b.label) for a, b in zip(predicted, train, strict=True)]
+    assert sum(errors) / len(errors) < 0.5
+
+
+def test_constants_are_kept_in_the_folder_of_a_study(tmp_path):
+    constants = {"one": Constant("majority class", "classes", "b", 0.5),
+                 "two": Constant("mean", "numbers", 3.0)}  # fmt: skip
+    words = {
+        "one": baselines.BagOfWords("classes", {8: {"prediction": ["b"], "score": [0.5]}}, "d")
+    }
+    assert baselines.read_constants(tmp_path) == baselines.read_bags_of_words(tmp_path) == {}
+    baselines.write_baselines(tmp_path, constants, words)
+    assert baselines.read_constants(tmp_path) == constants
+    assert baselines.read_bags_of_words(tmp_path) == words
+    (tmp_path / baselines.CONSTANTS).write_text("[1]")
+    with pytest.raises(FileError, match="delete"):
+        baselines.read_constants(tmp_path)

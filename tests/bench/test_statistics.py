@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm, t
 
-from adapterhub.bench.statistics import (
-    RepeatedRuns,
-    SeedSpread,
-    covariance,
-    estimate_all,
-    repeated_runs,
-    seed_spreads,
-    uncertainty,
-)
+from adapterhub.bench import statistics
+from adapterhub.bench.statistics import RepeatedRuns, SeedSpread, estimate_all, seed_spreads
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
 from tests.kit.runs import predictions
@@ -49,7 +42,7 @@ def test_the_shared_variance_is_the_mean_covariance_of_two_seeds():
     pairs = matrix[np.triu_indices(4, 1)]
     assert runs.shared_variance == pytest.approx(pairs.mean())
     assert runs.noise_variance == pytest.approx(np.diag(matrix).mean() - pairs.mean())
-    assert covariance(runs, runs) == pytest.approx(runs.row_variance)
+    assert statistics.covariance(runs, runs) == pytest.approx(runs.row_variance)
     assert runs.row_variance == pytest.approx(right.mean(0).var(ddof=1) / 80)
 
 
@@ -110,12 +103,12 @@ def test_recorded_methods_do_not_change_what_is_known_of_the_others(number):
 
 def test_degrees_of_freedom_are_those_of_satterthwaite():
     own, pooled = SeedSpread(3.0, 2, False), SeedSpread(2.0, 16, True)
-    found = uncertainty(0.5, 101, [(own, 3), (pooled, 4), (pooled, 2)])
+    found = statistics.uncertainty(0.5, 101, [(own, 3), (pooled, 4), (pooled, 2)])
     assert found.variance == pytest.approx(0.5 + 1 + 0.5 + 1)
     assert found.freedom == pytest.approx(9 / (0.25 / 100 + 1 / 2 + 1.5**2 / 16))
     assert found.error == pytest.approx(np.sqrt(3))
     assert found.quantile == pytest.approx(t.ppf(0.975, found.freedom))
-    assert uncertainty(-1e-9, 101, []).freedom == 100
+    assert statistics.uncertainty(-1e-9, 101, []).freedom == 100
 
 
 # The estimate
@@ -186,7 +179,9 @@ def test_one_seed_and_few_rows_and_failed_seeds_are_less_known():
 
 def test_a_constant_has_no_rare_class_and_what_predicted_one_class_may_have_one():
     rows = [{"label": "ab"[row % 10 > 6], "prediction": "a"} for row in range(1000)]
-    runs = repeated_runs("lora", [predictions("classes", rows)], row_score("classes", "matthews"))
+    runs = statistics.repeated_runs(
+        "lora", [predictions("classes", rows)], row_score("classes", "matthews")
+    )
     known = replace(runs, method="majority class", deterministic=True, is_constant=True)
     trained, constant = estimate_all([runs, known])
     assert (constant.low, constant.value, constant.high) == (0, 0, 0)
@@ -200,15 +195,17 @@ def test_a_constant_has_no_rare_class_and_what_predicted_one_class_may_have_one(
 
 def test_runs_are_collected_from_predictions():
     files = [predictions("classes"), predictions("classes")]
-    runs = repeated_runs("lora", files, row_score("classes", "matthews"), failed=1)
+    runs = statistics.repeated_runs("lora", files, row_score("classes", "matthews"), failed=1)
     assert (runs.method, runs.score.name, runs.seeds, runs.rows) == ("lora", "matthews", 2, 4)
     assert runs.failed == 1
-    assert repeated_runs("lora", [], ACCURACY, failed=3).seeds == 0
+    assert statistics.repeated_runs("lora", [], ACCURACY, failed=3).seeds == 0
 
 
 def test_seeds_with_different_test_rows_are_refused():
     with pytest.raises(ConfigError, match="lora were tested on different rows"):
-        repeated_runs("lora", [predictions("classes"), predictions("classes", data="e")], ACCURACY)
+        statistics.repeated_runs(
+            "lora", [predictions("classes"), predictions("classes", data="e")], ACCURACY
+        )
 
 
 @pytest.mark.parametrize(
@@ -225,7 +222,7 @@ def test_a_seed_that_diverged_has_failed(kind, field, value, metric):
     score = row_score(kind, metric if kind == "numbers" else "")
     rows = [{**row} for row in predictions(kind).rows]
     rows[1][field] = value
-    runs = repeated_runs("m", [predictions(kind), predictions(kind, rows)], score)
+    runs = statistics.repeated_runs("m", [predictions(kind), predictions(kind, rows)], score)
     assert (runs.seeds, runs.failed) == (1, 1)
     assert np.isfinite(runs.scores).all()
 

@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.bench.study import (
-    METHODS_COMPARED,
-    STUDY,
-    Study,
-    keep_study,
-    method_label,
-    ranks_of,
-    read_study,
-    start_of,
-)
+from adapterhub.bench import study as studies
+from adapterhub.bench.study import STUDY, Study, keep_study, read_study
 from adapterhub.errors import ConfigError, OutputError
 
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}
@@ -24,7 +16,7 @@ FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output"
 
 def test_flags_alone_make_a_study():
     study = read_study(None, [], FLAGS)
-    assert study.bench.methods == METHODS_COMPARED
+    assert study.bench.methods == studies.METHODS_COMPARED
     assert study.baseline == "lora"
     assert list(study.tasks()) == ["train"]
 
@@ -81,12 +73,12 @@ def test_mistakes_say_what_to_type(words, bench, expected):
 
 @pytest.mark.parametrize("spec", ["from sst2-lora", " from  sst2-lora ", {"from": "sst2-lora"}])
 def test_a_method_may_be_an_adapter_to_start_from(spec):
-    assert start_of(spec) == "sst2-lora"
-    assert method_label(spec) == "from sst2-lora"
+    assert studies.start_of(spec) == "sst2-lora"
+    assert studies.method_label(spec) == "from sst2-lora"
     study = read_study(None, (), {"backbone": "b"}, {"methods": ("lora", spec)})
     assert list(study.labels()) == ["lora", "from sst2-lora"]
     others = ("lora", "from", "fromage", {"lora": {}}, {"lora": None}, {"from": 1, "lora": 2})
-    assert {start_of(other) for other in others} == {None}
+    assert {studies.start_of(other) for other in others} == {None}
 
 
 def read_again(study: Study, folder: Path) -> Study:
@@ -113,7 +105,7 @@ def test_a_method_is_compared_at_ranks_with_one_scale(spec, labels):
     bench = {"methods": ("lora(sites=[all-linear])", spec), "ranks": (4, 64, 4)}
     study = read_study(None, (), FLAGS, bench).with_usual_method("dora")
     assert list(study.labels())[2:] == labels
-    groups = ranks_of({label: study.labels()[label] for label in labels})
+    groups = studies.ranks_of({label: study.labels()[label] for label in labels})
     assert groups == ([dict(zip(labels, (4, 64), strict=True))] if len(labels) == 2 else [])
 
 

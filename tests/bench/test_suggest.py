@@ -13,17 +13,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.bench import suggest as suggesting
-from adapterhub.bench.suggest import (
-    BARE,
-    FOLDS,
-    REPEATS,
-    Candidate,
-    Suggestion,
-    check_probed,
-    features_of,
-    linear_probe,
-    suggest,
-)
+from adapterhub.bench.suggest import Candidate, linear_probe
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.methods import METHODS
@@ -35,7 +25,9 @@ from tests.kit.selection import cases_of, long_table
 ROWS, WIDTH, NOISE = 200, 24, 6
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, seed: int, helper: float | None) -> Suggestion:
+def planted(
+    monkeypatch: pytest.MonkeyPatch, seed: int, helper: float | None
+) -> suggesting.Suggestion:
     """Suggest with planted features: adapters of noise, and perhaps one that helps."""
     random = np.random.default_rng(seed)
     labels = ["pos" if n % 3 else "neg" for n in range(ROWS)]
@@ -60,7 +52,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, seed: int, helper: float | None) ->
     encoded = SimpleNamespace(task=parse_task("classification"), examples=examples)
     names = [f"noise-{n}" for n in range(NOISE)] + ["helper"] * (helper is not None)
     candidates = [Candidate(name, Path(name)) for name in names]
-    return suggest(None, encoded, candidates)  # type: ignore[arg-type]
+    return suggesting.suggest(None, encoded, candidates)  # type: ignore[arg-type]
 
 
 def test_a_planted_helper_is_found_among_noise(monkeypatch):
@@ -97,10 +89,10 @@ def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_pa
     model = tiny_models.model("bert").eval()
     before = model(**tiny_models.batch()).logits
     candidates = [Candidate(name, tmp_path / name) for name in ("fits", "other")]
-    found = suggest(model, encoded, candidates)  # type: ignore[arg-type]
+    found = suggesting.suggest(model, encoded, candidates)  # type: ignore[arg-type]
     assert [each.method for each in found.estimates] == ["fits"]
     assert "different backbone" in found.unusable["other"]
-    assert found.bare.method == BARE
+    assert found.bare.method == suggesting.BARE
     assert found.comparisons["fits"].verdict == "tied"  # B is zero: the same features
     assert found.best is None
     assert ah.adapters(model) == {}
@@ -110,7 +102,7 @@ def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_pa
 def test_other_tasks_are_refused():
     for spec in ("tagging", "seq2seq", "causal-lm", "multi-label"):
         with pytest.raises(ConfigError, match="cannot be probed"):
-            check_probed(parse_task(spec))
+            suggesting.check_probed(parse_task(spec))
 
 
 def data(rows: int, signal: float, seed: int = 0, width: int = 16) -> tuple[Any, list[str]]:
@@ -130,7 +122,7 @@ def test_signal_is_found_and_noise_is_not():
     """Of classes, and of numbers."""
     features, labels = data(300, 3.0)
     files = linear_probe(features, labels, range(300), "classes")
-    assert len(files) == REPEATS
+    assert len(files) == suggesting.REPEATS
     assert all([row["label"] for row in file.rows] == labels for file in files)
     assert accuracy(files) > 0.97
     features, labels = data(300, 0.0)
@@ -150,7 +142,7 @@ def test_equal_texts_are_in_one_fold(monkeypatch):
     groups: list[Hashable] = [n // 2 for n in range(120)]
     assert accuracy(linear_probe(features, labels, groups, "classes")) < 0.7
     folds = list(suggesting._folds(np.array(labels), groups, "classes", 0))
-    assert len(folds) == FOLDS
+    assert len(folds) == suggesting.FOLDS
     for train, held in folds:
         assert not {groups[i] for i in train} & {groups[i] for i in held}
 
@@ -205,7 +197,7 @@ def test_each_adapter_has_the_features_that_it_has_alone(method):
         tiny_models.scramble(adapter)
         model.eval()
         expected[name] = by_hand(model, rows)
-    found = features_of(model, rows, [None, "one", "two"])  # type: ignore[arg-type]
+    found = suggesting.features_of(model, rows, [None, "one", "two"])  # type: ignore[arg-type]
     assert set(found) == set(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=2e-5, rtol=2e-5)
