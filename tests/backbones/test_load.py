@@ -1,8 +1,9 @@
-"""Loading a backbone with the head of a task."""
+"""Loading a backbone with the head of a task, its pooling, and the timing of its kernels."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones import task_models
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels, LayerShape, _Layer, time_kernels
 from adapterhub.backbones.load import meta_model
+from adapterhub.backbones.pooling import trained_length, trained_pooling
 from adapterhub.backbones.task_models import task_model
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.status import quiet_loading
@@ -127,3 +132,225 @@ def test_a_head_is_drawn_as_loading_draws_it(architecture: str, kind: str, tmp_p
     assert torch.equal(torch.get_rng_state(), after)
     drawn = model.state_dict()
     assert all(torch.equal(tensor, drawn[n]) for n, tensor in expected.state_dict().items())
+
+
+# Kinds of task model.
+
+
+READS = {
+    "AutoTokenizer": "bert", "AutoImageProcessor": "vit", "AutoFeatureExtractor": "wav2vec2",
+    "AutoProcessor": "speech-ctc", task_models.PICTURES_WITH_TEXT: "vlm-llava",
+}  # fmt: skip
+
+
+OTHER_BACKBONES = ("seq2seq", "causal-lm", "text-to-image")
+
+
+@pytest.mark.parametrize("task", [t for t in task_models.TASK_MODELS if t not in OTHER_BACKBONES])
+def test_a_loaded_model_has_the_kind_it_was_loaded_as(task, backbones):
+    backbone = backbones(READS[task_models.TASK_MODELS[task].processor])
+    labels = ["a", "b"] if task_models.TASK_MODELS[task].classes else []
+    model, _ = ah.load_backbone(str(backbone), task=task, labels=labels)
+    # Some kinds have one class; the number of outputs decides, or whether there is a pooler.
+    assert task_models.task_kind(model) == task
+    assert type(model) in task_models.task_model(task).classes_for(model.config)
+
+
+def test_an_architecture_has_one_of_two_classes(backbones):
+    kinds = {
+        "speech-ctc": ("AutoModelForCTC", "Wav2Vec2ForCTC"),
+        "speech-whisper": ("AutoModelForSpeechSeq2Seq", "WhisperForConditionalGeneration"),
+    }
+    row = task_models.task_model("speech-recognition")
+    for name, (auto, class_name) in kinds.items():
+        model, _ = ah.load_backbone(str(backbones(name)), task="speech-recognition")
+        assert type(model).__name__ == class_name
+        assert row.auto_name(type(model.config)) == auto
+        assert task_models.task_kind(model) == "speech-recognition"
+        if auto == "AutoModelForCTC":  # a mean without infinities
+            assert (model.config.ctc_loss_reduction, model.config.ctc_zero_infinity) == (
+                "mean", True)  # fmt: skip
+        assert type(ah.load_backbone(str(backbones(name)))[0]).__name__ != class_name
+    assert row.autos == ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq")
+    assert row.auto_name(type(tiny_models.model("bert").config)) == "AutoModelForCTC"
+
+
+def test_the_configuration_of_the_text_is_all_of_it_or_a_part(backbones):
+    llama = tiny_models.model("llama")
+    assert task_models.text_config(llama) is llama.config
+    llava, _ = ah.load_backbone(str(backbones("vlm-llava")), task="image-text-to-text")
+    assert task_models.text_config(llava) is llava.config.text_config
+
+
+def test_language_models_have_a_kind_and_a_class_of_no_kind_has_none():
+    for architecture, task in (("llama", "causal-lm"), ("t5", "seq2seq")):
+        assert task_models.task_kind(tiny_models.language_model(architecture)) == task
+    config = tiny_models.model("bert").config
+    assert task_models.task_kind(transformers.BertForNextSentencePrediction(config)) is None
+
+
+def test_embeddings_have_no_pooler(backbone):
+    """It is not read, so that nothing of it may train; classes without the option stay."""
+    model, _ = ah.load_backbone(str(backbone), task="embedding")
+    assert model.pooler is None
+    assert ah.load_backbone(str(backbone))[0].pooler is not None
+    assert task_models.task_model("embedding").init_options(tiny_models.model("llama").config) == {}
+
+
+def test_label_options():
+    options = task_models.label_options("tagging", ["O", "B"])
+    assert options["id2label"] == {0: "O", 1: "B"}
+    assert options["label2id"] == {"O": 0, "B": 1}
+    assert task_models.label_options("question-answering", [])["id2label"] == {0: "start", 1: "end"}
+    assert task_models.label_options("regression", []) == {
+        "num_labels": 1,
+        "problem_type": "regression",
+    }
+    assert task_models.label_options("causal-lm", ["ignored"]) == {}
+
+
+def test_without_labels_a_head_has_those_of_the_checkpoint(backbone):
+    """An adapter that is loaded has its own: nobody needs to make labels up for it."""
+    model, _ = ah.load_backbone(str(backbone), task="classification")
+    assert list(model.config.id2label.values()) == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert model.config.problem_type == "single_label_classification"
+    assert "num_labels" not in task_models.label_options("tagging", [])
+
+
+@pytest.mark.parametrize("labels", [["a"], ["a", "a"]])
+def test_classes_must_be_two_or_more_and_different(labels):
+    with pytest.raises(ConfigError, match="two or more different labels") as error:
+        task_models.label_options("classification", labels)
+    assert 'task="classification"' in error.value.hint
+
+
+# The pooling and the length that sentence-transformers recorded for a backbone.
+
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}
+FLAGS = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "mean_sqrt_len_tokens": None,
+    "weightedmean_tokens": None,
+}
+
+
+def write(folder: Path, config: object, path: object = "1_Pooling", kind: str = "Pooling") -> Path:
+    """Write the files of sentence-transformers that record a pooling."""
+    module = {"idx": 1, "path": path, "type": f"sentence_transformers.models.{kind}"}
+    folder.mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps([TRANSFORMER, module]))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(
+        config if isinstance(config, str) else json.dumps(config)
+    )
+    return folder
+
+
+def of_older_versions(flag: str) -> dict[str, object]:
+    return {f"pooling_mode_{name}": name == flag for name in FLAGS} | {
+        "word_embedding_dimension": 384, "include_prompt": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        *((of_older_versions(flag), expected) for flag, expected in FLAGS.items()),
+        *(({"pooling_mode": mode}, mode) for mode in ("cls", "mean", "max")),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "median"}, None),
+        # Several poolings, and broken records.
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, None),
+        ({"pooling_mode": ["mean", "max"]}, None),
+        *((broken, None) for broken in ({}, [], "not json", "[" * 100_000)),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_a_recorded_pooling(config: object, expected: str | None, tmp_path: Path) -> None:
+    assert trained_pooling(write(tmp_path, config)) == expected
+
+
+@pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "..", "", "a/b", 7, None])
+def test_no_record_outside_the_folder_is_read(path: object, tmp_path: Path) -> None:
+    inside = write(tmp_path / "inside", {"pooling_mode": "mean"}, path)
+    write(tmp_path, {"pooling_mode": "mean"})
+    assert trained_pooling(inside) is None
+
+
+def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:
+    assert trained_pooling(tmp_path) is None
+    assert trained_pooling(write(tmp_path, {"pooling_mode": "mean"}, kind="Normalize")) is None
+
+
+def load(folder: str | Path, **options: str) -> PreTrainedModel:
+    """Load a classifier."""
+    return ah.load_backbone(str(folder), task="classification", labels=["a", "b"], **options)[0]
+
+
+def test_the_heads_of_a_sentence_encoder_read_what_it_was_trained_for() -> None:
+    """Unless the user chooses; a task without a pooled head has none."""
+    model = load(MINILM)
+    assert Backbone.of(model).trained_pooling == "mean"
+    assert ah.attach(model, "head").pooling.how == "mean"
+    assert ah.attach(model, "head", name="b", pooling="max").pooling.how == "max"
+    assert ah.attach(model, "head", name="c", pooling="model").pooling is None
+    model = load(MINILM, pooling="cls")
+    assert Backbone.of(model).pooling == "cls"
+    assert ah.attach(model, "head").pooling.how == "cls"
+    model, _ = ah.load_backbone(MINILM, task="tagging", labels=["a", "b"])
+    assert ah.attach(model, "head").pooling is None
+
+
+def test_a_pooling_that_the_class_has_anyway_adds_nothing(tmp_path: Path) -> None:
+    folder, (packaged, _) = tmp_path / "roberta", find_backbone(MINILM)
+    tiny_models.model("roberta").base_model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(packaged / name, folder)
+    for mode, pooling in (("cls", None), ("mean", "mean")):
+        write(folder, {"pooling_mode": mode})
+        found = ah.attach(load(folder), "head").pooling
+        assert (found and found.how) == pooling
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"max_seq_length": "9"}', "[" * 9999])
+def test_a_length_is_recorded_or_none(text, tmp_path):
+    assert trained_length(find_backbone(MINILM)[0]) == 256
+    if text is not None:
+        (tmp_path / "sentence_bert_config.json").write_text(text)
+    assert trained_length(tmp_path) is None
+
+
+# Timing a step of one layer with each dtype and attention implementation.
+
+
+SHAPE = LayerShape(rows=2, tokens=8, width=16, inner=32, heads=2)
+ALL = [Kernels(d, a) for d, a in itertools.product(("fp32", "bf16"), (SDPA, EAGER))]
+
+
+def test_every_candidate_is_timed() -> None:
+    times = time_kernels(SHAPE, ALL)
+    assert list(times) == ALL
+    assert all(seconds > 0 for seconds in times.values())
+
+
+def test_the_candidates_compute_the_same() -> None:
+    outputs = {kernels: _Layer(SHAPE, kernels)._forward().float() for kernels in ALL}
+    exact = outputs[Kernels("fp32", SDPA)]
+    for kernels, output in outputs.items():
+        tolerance = 1e-5 if kernels.dtype == "fp32" else 2e-2
+        torch.testing.assert_close(output, exact, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("width", [64, 384, 1024, 4096, 12288])
+@pytest.mark.parametrize("rows", [1, 32, 512])
+def test_a_large_layer_is_scaled_down(width: int, rows: int) -> None:
+    shape = LayerShape(rows, 128, width, 4 * width, width // 64)
+    measured = shape.measured()
+    assert measured.width <= 1024 or measured.heads % 2
+    assert measured.work <= 7e9
+    assert (measured.tokens, measured.width // measured.heads) == (128, 64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,16 +11,10 @@ import transformers
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.backbones import probe as probing
+from adapterhub.backbones.compare import TOLERANCE, coarsest_dtype, same
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.probe import (
-    ROWS,
-    TOKENS,
-    picture_batch,
-    probe,
-    probe_batch,
-    reads_ahead,
-    shifts_labels,
-)
+from adapterhub.backbones.probe import picture_batch, probe, probe_batch, reads_ahead
 from adapterhub.backbones.processor import sound_inputs
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import BackboneError
@@ -38,7 +34,7 @@ def test_the_batch_has_ordinary_tokens_and_eos_at_the_end(architecture):
     batch = probe_batch(model)
     ids = batch["input_ids"]
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
-    assert ids.shape == batch["attention_mask"].shape == (ROWS, TOKENS)
+    assert ids.shape == batch["attention_mask"].shape == (probing.ROWS, probing.TOKENS)
     assert not set(ids[:, :-1].flatten().tolist()) & special
     assert (ids[:, -1] == tiny_models.EOS).all()
     assert ("decoder_input_ids" in batch) == (architecture == "t5")
@@ -97,7 +93,7 @@ def test_a_model_of_pictures_gets_pixels_of_its_size():
 def test_a_model_of_pictures_with_text_is_probed_with_both(backbones):
     model, _ = load_backbone(str(backbones("vlm-qwen2_vl")), task="image-text-to-text")
     batch = picture_batch(model)
-    assert len(batch["input_ids"]) == len(batch["image_grid_thw"]) == ROWS
+    assert len(batch["input_ids"]) == len(batch["image_grid_thw"]) == probing.ROWS
     assert torch.equal(batch["pixel_values"], picture_batch(model)["pixel_values"])
     before = probe(model)["logits"]
     with torch.no_grad():
@@ -135,7 +131,7 @@ def test_the_loss_and_the_logits_of_a_token_depend_on_those_before_it(architectu
     labels, changed = batch["input_ids"].clone(), batch["input_ids"].clone()
     labels[:, :2] = -100
     changed[:, 5:] = changed[:, 5:].flip(1)
-    assert shifts_labels(model) == (architecture not in NOT_SHIFTED)
+    assert probing.shifts_labels(model) == (architecture not in NOT_SHIFTED)
     for adapted in (False, True):
         if adapted:
             tiny_models.scramble(ah.attach(model, "lora"))
@@ -201,3 +197,62 @@ def test_a_kind_that_an_architecture_lacks_is_refused(architecture, task, tmp_pa
         ah.load_backbone(str(tmp_path), task=task, labels=["a", "b"])
     assert error.value.expected.startswith("one of features")
     assert len(str(error.value)) < 500
+
+
+# Tensors are the same if they differ by rounding.
+
+
+INFINITE = float("inf")
+
+
+def one(*values):
+    return {"x": torch.tensor(values)}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_tolerance_is_that_of_the_dtype_relative_to_the_largest_value(dtype):
+    tolerance = TOLERANCE[dtype]
+    assert same(one(0.0, 100.0), one(99 * tolerance, 100.0), dtype)
+    compared = same(one(0.0, 100.0), one(101 * tolerance, 100.0), dtype)
+    assert not compared
+    (problem,) = compared.problems
+    assert problem.startswith("x: max |difference| ")
+    assert compared.tolerances["x"] == pytest.approx(100 * tolerance)
+
+
+EMPTY, LARGE = torch.zeros(0, 3), torch.ones(3)
+ZERO, ALMOST = torch.zeros(2), torch.full((2,), 5e-8)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "tolerance", "is_same"),
+    [
+        (one(1.0), one(1.4), 0.5, True),
+        (one(1.0), one(1.6), 0.5, False),
+        (one(1.0), one(1e9), math.inf, True),
+        # Not a number, infinite, another shape, none, missing.
+        (one(1.0, 2.0), one(1.0, math.nan), torch.bfloat16, False),
+        (one(1.0, 2.0), one(1.0, INFINITE), torch.bfloat16, False),
+        (one(1.0, 2.0), one(1.0), torch.bfloat16, False),
+        (one(1.0, 2.0), {"x": None}, torch.bfloat16, False),
+        (one(1.0, 2.0), {}, torch.bfloat16, False),
+        # What is not finite in both.
+        (one(1.0, -INFINITE), one(1.0, -INFINITE), torch.float32, True),
+        (one(1.0, math.nan), one(1.0, math.nan), 0.5, False),
+        (one(1.0, math.nan), one(1.0, math.nan), math.inf, False),
+        ({"x": None}, {"x": None}, torch.float32, True),
+        ({"x": EMPTY}, {"x": EMPTY}, torch.float32, True),
+        # A tensor that is almost zero has the rounding errors of the others.
+        ({"x": ZERO}, {"x": ALMOST}, torch.float32, False),
+        ({"x": ZERO, "y": LARGE}, {"x": ALMOST, "y": LARGE}, torch.float32, True),
+    ],
+)
+def test_outputs_that_are_the_same(expected, found, tolerance, is_same):
+    assert bool(same(expected, found, tolerance)) == is_same
+
+
+def test_the_coarsest_dtype_of_a_model():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
+    assert coarsest_dtype(model) == torch.bfloat16
+    assert coarsest_dtype(model[0]) == torch.float32
+    assert coarsest_dtype(nn.ReLU()) == torch.float32

@@ -12,24 +12,9 @@ from PIL import Image
 from tokenizers import AddedToken, normalizers
 
 from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones import processor as processors
 from adapterhub.backbones.load import load_backbone, load_processor
-from adapterhub.backbones.processor import (
-    PictureTextProcessor,
-    TokenizerSnapshot,
-    check_removable,
-    for_pictures,
-    frame_counts,
-    heard_seconds,
-    image_placeholder,
-    learns_suffix,
-    picture_inputs,
-    processor_identity,
-    remove_added_tokens,
-    sampling_rate,
-    snapshot_of,
-    sound_inputs,
-    tokenizer_of,
-)
+from adapterhub.backbones.processor import PictureTextProcessor, sound_inputs
 from adapterhub.errors import AttachError, BackboneError, ConfigError
 from tests.kit import media, tiny_models
 from tests.kit.compare import differences, observed_tokenizer
@@ -39,7 +24,7 @@ from tests.kit.data import word_tokenizer
 def identity(processor):
     model = tiny_models.model("bert")
     Backbone.of(model).processor = processor
-    return processor_identity(Backbone.of(model).processor)
+    return processors.processor_identity(Backbone.of(model).processor)
 
 
 def test_the_identity_is_that_of_the_settings(tmp_path):
@@ -73,8 +58,11 @@ def test_the_identity_has_no_names_of_classes_and_nothing_neutral(tmp_path):
     other = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
     assert identity(other) == identity(media.image_processor())
     tokenizer = word_tokenizer()
-    assert (tokenizer_of(tokenizer), tokenizer_of(media.image_processor())) == (tokenizer, None)
-    assert identity(tokenizer) is processor_identity(None) is None
+    assert (
+        processors.tokenizer_of(tokenizer),
+        processors.tokenizer_of(media.image_processor()),
+    ) == (tokenizer, None)
+    assert identity(tokenizer) is processors.processor_identity(None) is None
     assert Backbone.of(tiny_models.model("bert")).processor is None
 
 
@@ -85,7 +73,7 @@ def test_a_processor_is_loaded_with_its_backbone(name, task, backbones):
     """Of pictures with text, the identity is that of the image processor."""
     model, processor = load_backbone(str(backbones(name)), task=task)
     alone = load_processor(str(backbones(name)), task)
-    found = processor_identity(Backbone.of(model).processor)
+    found = processors.processor_identity(Backbone.of(model).processor)
     assert found is not None
     assert found == identity(processor) == identity(alone)
     if name == "vit":
@@ -100,12 +88,12 @@ def test_a_processor_is_loaded_with_its_backbone(name, task, backbones):
 
 def test_what_a_processor_hears():
     whisper = media.sound_extractor("whisper")
-    assert heard_seconds(whisper) == 1.0
-    assert heard_seconds(media.sound_extractor("audio-spectrogram-transformer")) == 0.64
-    assert heard_seconds(media.sound_extractor("wav2vec2")) is None
-    assert sampling_rate(whisper) == 16_000
+    assert processors.heard_seconds(whisper) == 1.0
+    assert processors.heard_seconds(media.sound_extractor("audio-spectrogram-transformer")) == 0.64
+    assert processors.heard_seconds(media.sound_extractor("wav2vec2")) is None
+    assert processors.sampling_rate(whisper) == 16_000
     both = transformers.Wav2Vec2Processor(media.sound_extractor("wav2vec2"), word_tokenizer())
-    assert sampling_rate(both) == 16_000
+    assert processors.sampling_rate(both) == 16_000
 
 
 def test_sounds_are_padded_as_their_processor_pads():
@@ -126,13 +114,13 @@ def test_sounds_are_padded_as_their_processor_pads():
 def test_the_frames_of_padding_are_not_counted(backbones):
     model, processor = load_backbone(str(backbones("speech-ctc")), task="speech-recognition")
     batch = sound_inputs(processor, [media.tone(300, 0.2), media.tone(300, 0.5)])
-    counts = frame_counts(model, batch)
+    counts = processors.frame_counts(model, batch)
     assert counts == [
         model(**sound_inputs(processor, [media.tone(300, s)])).logits.shape[1] for s in (0.2, 0.5)
     ]
     assert counts[1] == model(**batch).logits.shape[1]
-    assert frame_counts(model, {"input_values": batch["input_values"]}) is None
-    assert frame_counts(tiny_models.model("bert"), batch) is None
+    assert processors.frame_counts(model, {"input_values": batch["input_values"]}) is None
+    assert processors.frame_counts(tiny_models.model("bert"), batch) is None
 
 
 def test_new_tokens_need_a_tokenizer(backbones):
@@ -148,11 +136,13 @@ def test_a_processor_of_each_layout_loads(name, backbones):
     folder = backbones(f"vlm-{name}")
     processor = PictureTextProcessor.from_pretrained(folder)
     assert type(processor.image_processor).__name__.endswith("Pil")
-    placeholder = image_placeholder(processor)
-    made = picture_inputs(processor, [[Image.new("RGB", (16, 16))]], [f"{placeholder}what?"])
+    placeholder = processors.image_placeholder(processor)
+    made = processors.picture_inputs(
+        processor, [[Image.new("RGB", (16, 16))]], [f"{placeholder}what?"]
+    )
     assert made["input_ids"].shape[1] > 4
     assert "pixel_values" in made
-    assert learns_suffix(processor) == (name == "paligemma")
+    assert processors.learns_suffix(processor) == (name == "paligemma")
 
 
 def test_what_is_saved_is_loaded_again(backbones, tmp_path):
@@ -188,8 +178,8 @@ def test_a_backbone_of_text_has_no_such_model(backbones):
 
 def test_a_tokenizer_has_no_placeholder_and_parts_for_videos_are_left_out():
     words = media.picture_tokenizer({"image_token": "<image>"})
-    assert image_placeholder(words) is image_placeholder(None) is None
-    own = for_pictures(transformers.Qwen2VLProcessor)
+    assert processors.image_placeholder(words) is processors.image_placeholder(None) is None
+    own = processors.for_pictures(transformers.Qwen2VLProcessor)
     assert own.get_attributes() == ["image_processor", "tokenizer"]
     assert own.video_processor is None
     assert "video_processor" in transformers.Qwen2VLProcessor.get_attributes()
@@ -205,7 +195,7 @@ def test_a_class_that_needs_torchvision_is_told(tmp_path):
 
 def snapshot(tokenizer=None):
     tokenizer = tokenizer or word_tokenizer()
-    return TokenizerSnapshot(tokenizer, len(tokenizer))
+    return processors.TokenizerSnapshot(tokenizer, len(tokenizer))
 
 
 def test_the_identity_of_a_tokenizer_depends_on_its_encoding():
@@ -218,15 +208,15 @@ def test_a_model_has_one_snapshot_per_tokenizer():
     model, tokenizer = tiny_models.model("bert"), word_tokenizer()
     backbone = Backbone.of(model)
     assert backbone.tokenizer is None
-    first = backbone.tokenizer = snapshot_of(backbone, tokenizer, len(tokenizer))
+    first = backbone.tokenizer = processors.snapshot_of(backbone, tokenizer, len(tokenizer))
     tokenizer.add_tokens(["<new>"])
-    assert snapshot_of(backbone, tokenizer, len(tokenizer)) is first
+    assert processors.snapshot_of(backbone, tokenizer, len(tokenizer)) is first
     assert Backbone.of(copy.deepcopy(model)).tokenizer is first, (
         "a copied model uses the tokenizer too"
     )
-    assert snapshot_of(backbone, word_tokenizer(), 5) is not first
+    assert processors.snapshot_of(backbone, word_tokenizer(), 5) is not first
     with pytest.raises(AttachError, match="str is not a tokenizer"):
-        snapshot_of(backbone, "bert", 5)
+        processors.snapshot_of(backbone, "bert", 5)
 
 
 def test_the_default_of_several_chat_templates_is_used():
@@ -251,10 +241,10 @@ def test_tokens_leave_no_trace(make):
     tokenizer = make()
     tokenizer.add_tokens(["<mine>", "<o"])
     before = observed_tokenizer(tokenizer)
-    check_removable(tokenizer)
+    processors.check_removable(tokenizer)
     tokenizer.add_tokens(TOKENS)
     assert differences(before, observed_tokenizer(tokenizer))
-    remove_added_tokens(tokenizer, CONTENTS)
+    processors.remove_added_tokens(tokenizer, CONTENTS)
     assert not differences(before, observed_tokenizer(tokenizer))
     tokenizer.add_tokens(TOKENS)
     assert tokenizer.convert_tokens_to_ids("<one>") == before["size"]
@@ -264,7 +254,7 @@ def test_long_tokens_of_a_python_tokenizer_are_removed():
     tokenizer = transformers.ByT5Tokenizer()
     before = json.dumps(tokenizer.tokens_trie.data)
     tokenizer.add_tokens([long := "x" * 5000, long + "y"])
-    remove_added_tokens(tokenizer, [long + "y"])
+    processors.remove_added_tokens(tokenizer, [long + "y"])
     assert long in tokenizer.get_vocab()
-    remove_added_tokens(tokenizer, [long])
+    processors.remove_added_tokens(tokenizer, [long])
     assert json.dumps(tokenizer.tokens_trie.data) == before
