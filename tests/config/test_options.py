@@ -39,7 +39,8 @@ class Recipe:
     name: str
     train: Train = dataclasses.field(default_factory=Train)
     seed: int | None = option(None, "seed")
-    sites: tuple[str, ...] = option((), "sites")
+    sites: tuple[str, ...] = option((), "a help text of many words " * 9)
+    first: float | int = 0.0
     span: tuple[int, float] = option((0, 1.0), "two numbers")
     rates: dict[str, float] = dataclasses.field(default_factory=dict)
     extra: Train | None = None
@@ -130,9 +131,7 @@ def test_an_invalid_value_is_reported_with_the_expected_type(subtests):
     for key, value, message in cases:
         with subtests.test(key=key):
             assert message in offenders({"name": "a", key: value})
-            if (
-                key != "rates" and value not in (1.0, {"rate": 10**400}, {"epochs": -1})
-            ) or value is True:
+            if repr(value) not in LOOSE:
                 assert problems({"name": "a", key: value}, SCHEMA)
 
 
@@ -150,19 +149,9 @@ def test_a_schema_has_help_texts_and_defaults():
     }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Unions:
-    first: float | int = 0.0
-    second: str | bool | None = None
-
-
 def test_a_union_keeps_the_type_of_the_value():
-    built = from_dict(Unions, {"first": 3, "second": True})
-    assert type(built.first) is int
-    assert built.second is True
-    data = {"name": "a", "train": {"rate": 1}, "rates": {1: 1.0}}
-    read = from_dict(Recipe, data)
-    assert type(read.train.rate) is float
+    read = from_dict(Recipe, {"name": "a", "first": 3, "train": {"rate": 1}, "rates": {1: 1.0}})
+    assert (type(read.first), type(read.train.rate)) == (int, float)
     assert read.rates == {"1": 1.0}
 
 
@@ -170,19 +159,6 @@ def test_an_unsupported_annotation_is_a_type_error():
     cls = dataclasses.make_dataclass("Odd", [("path", Path)])
     with pytest.raises(TypeError, match="unsupported annotation"):
         from_dict(cls, {"path": "x"})
-
-
-def test_options_of_lists_name_type_default_and_help():
-    docs = {doc.name: doc for doc in options.options_of(Recipe)}
-    assert list(docs) == [field.name for field in dataclasses.fields(Recipe)]
-    assert docs["name"].default is dataclasses.MISSING
-    assert (docs["seed"].type, docs["seed"].default, docs["seed"].help) == (
-        "int | null",
-        None,
-        "seed",
-    )
-    assert docs["rates"].default == {}
-    assert docs["dtype"].type == "bf16 | fp32 | null"
 
 
 def test_empty_values_are_neutral():
@@ -208,47 +184,28 @@ def test_the_range_of_a_number_belongs_to_its_option():
     assert options.range_problems(_Ranged(rate=float("nan")))
 
 
-@dataclasses.dataclass(frozen=True)
-class Inner:
-    count: int = option(1, "how many")
-
-
-@dataclasses.dataclass(frozen=True)
-class Outer:
-    path: str
-    mode: Literal["no", "yes"] = option("no", "the mode")
-    sites: tuple[str, ...] = option(("attn.q", "{x}"), "a help text of many words " * 9)
-    rates: dict[str, float] = option({}, "by name")
-    inner: Inner = dataclasses.field(default_factory=Inner)
-
-
-VALUES = {"path": "a: b", "mode": "yes", "sites": ["q", "no", "1"], "rates": {"a": 1e-8}}
-
-
 def test_the_options_are_read_back():
-    lines = list(options.commented_options(Outer, VALUES))
-    assert parse_mapping("\n".join(lines), "") == VALUES
+    values = {"name": "a: b", "sites": ["q", "no", "1"], "rates": {"a": 1e-8}, "dtype": "bf16"}
+    lines = list(options.commented_options(Recipe, values))
+    assert parse_mapping("\n".join(lines), "") == values
     nested = list(options.below("a", options.below("b", lines)))
-    assert parse_mapping("\n".join(nested), "") == {"a": {"b": VALUES}}
+    assert parse_mapping("\n".join(nested), "") == {"a": {"b": values}}
     assert max(map(len, nested)) <= options.WIDTH
     assert list(options.below("c", [])) == ["c: {}"]
 
 
 def test_comments_name_the_values_and_the_default():
-    lines = list(options.commented_options(Outer, {"mode": "yes"}))
-    assert lines == ["# the mode", "#   no | yes, default no", "mode: yes"]
-    lines = list(options.commented_options(Outer, {"mode": "yes"}, required=["mode"]))
-    assert lines[1] == "#   no | yes, required"
+    lines = list(options.commented_options(Recipe, {"dtype": "bf16"}))
+    assert lines == ["# precision", "#   bf16 | fp32 | null, default null", "dtype: bf16"]
+    lines = list(options.commented_options(Recipe, {"dtype": "bf16"}, required=["dtype"]))
+    assert lines[1] == "#   bf16 | fp32 | null, required"
     assert options.comment("") == []
-    texts = [options.values_text(each) for each in options.options_of(Outer)[:4]]
-    assert texts == [
-        "str, required", "no | yes, default no", "list of str, default [attn.q, '{x}']",
-        "mapping of float, default {}",
-    ]  # fmt: skip
-    assert (
-        options.values_text(options.OptionDoc("x", "int | null", None, ""))
-        == "int | null, default null"
-    )
+    texts = {doc.name: options.values_text(doc) for doc in options.options_of(Recipe)}
+    assert list(texts) == [field.name for field in dataclasses.fields(Recipe)]
+    assert texts["name"] == "str, required"
+    assert texts["seed"] == "int | null, default null"
+    assert texts["span"] == "list of int, default [0, 1.0]"
+    assert texts["rates"] == "mapping of float, default {}"
 
 
 # Other names of options: which are accepted where, and what is suggested for the rest.
@@ -291,6 +248,7 @@ def test_the_normal_form(subtests):
         ({"label": "y"}, {"name": "y"}),
         ({"source": "a.csv"}, {"pace": {"source": "a.csv"}}),
         ({"source": {}}, {"source": {}}),
+        ({"rate": 1, "pace": {}}, {"pace": {"rate": 1}}),
         # Left for the error of from_dict:
         ({"source": {"lr": 1}}, {"source": {"lr": 1}}),
         ({"shared": 1}, {"shared": 1}),
@@ -358,15 +316,3 @@ def test_any_data_has_a_normal_form_or_is_a_config_error(data):
     except ConfigError:
         return
     assert NAMES.normal_form(normal) == normal
-
-
-@pytest.mark.parametrize(
-    "data", [{"pace": None, "rate": 1}, {"rate": 1, "pace": None}, {"pace": 3, "lr": 1}]
-)
-def test_a_group_is_no_value_beside_its_options(data):
-    with pytest.raises(ConfigError, match="as a value, and with options of its own"):
-        NAMES.normal_form(data)
-
-
-def test_an_empty_group_changes_nothing():
-    assert NAMES.normal_form({"rate": 1, "pace": {}}) == {"pace": {"rate": 1}}
