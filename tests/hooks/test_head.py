@@ -1,4 +1,4 @@
-"""Heads: one for each row of a batch, and of linear layers in place of those of a class."""
+"""Heads: of each row, of layers in place of those of a class, and in fp32 on a lower precision."""
 
 from __future__ import annotations
 
@@ -13,57 +13,29 @@ from transformers.activations import ACT2FN
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import whole_states
+from adapterhub.hooks import head as heads
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
-from adapterhub.hooks.head import (
-    NO_ACTIVATION,
-    BothSigns,
-    LayeredHead,
-    activation_between,
-    add_variant_slot,
-    layered_head,
-    with_parameters,
-    without_variant_slots,
-)
+from adapterhub.hooks.head import layered_head
+from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
 from tests.kit import tiny_models
 
 
-class Model(nn.Module):
-    """A model that is nothing but its head."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(x)
-
-
-@pytest.fixture
-def model():
-    return Model()
-
-
-def set_variants(model, variants, plan):
-    slot = add_variant_slot(model, "head", "user")
-    slot.active = AppliedModules(tuple(variants), plan, variants)
-    return slot
-
-
-def test_a_copy_of_a_head_loses_the_slot(model):
-    x = torch.randn(2, 4)
-    expected = model.head(x)
-    set_variants(model, {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
-    copied = without_variant_slots(copy.deepcopy(model.head))
+def test_a_copy_of_a_head_loses_the_slot():
+    model, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4)
+    expected = model(x)
+    slot = heads.add_variant_slot(model, "0", "user")
+    slot.active = AppliedModules(("a",), BatchPlan(["a"]), {"a": nn.Linear(4, 3)})
+    copied = heads.without_variant_slots(copy.deepcopy(model[0]))
     assert torch.equal(copied(x), expected)
     assert not copied._forward_hooks
-    assert not torch.equal(model.head(x), expected)
+    assert not torch.equal(model(x), expected)
 
 
 def test_other_parameters_in_fp32_compute_in_the_dtype_of_the_module():
     host = nn.Linear(4, 3).bfloat16()
     weight = nn.Parameter(host.weight.detach().float() + 1)
     x = torch.randn(2, 4, dtype=torch.bfloat16)
-    output = with_parameters(host, {"weight": weight})(x)
+    output = heads.with_parameters(host, {"weight": weight})(x)
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output, nn.functional.linear(x, weight.bfloat16(), host.bias))
     assert weight.dtype == torch.float32
@@ -75,11 +47,11 @@ class Expansions(TorchDispatchMode):
 
     def __init__(self, weight):
         super().__init__()
-        self.sizes, self.found = (weight.numel(), tuple(weight.T.shape)), []
+        self.shape, self.found = tuple(weight.T.shape), []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and tuple(result.shape[1:]) == self.sizes[1]:
+        if isinstance(result, torch.Tensor) and tuple(result.shape[1:]) == self.shape:
             self.found.append((str(function), tuple(result.shape)))
         return result
 
@@ -101,8 +73,7 @@ def test_a_frozen_head_is_not_copied_for_each_row(architecture):
     assert torch.allclose(after, before, atol=1e-6)
 
 
-def test_what_the_test_looks_for_is_what_torch_does():
-    """Without the hook: else the test above could not fail."""
+def test_without_the_hook_torch_copies_it():
     head = nn.Linear(4, 9, bias=False).requires_grad_(False)
     states = torch.randn(3, 5, 4)
     with Expansions(head.weight) as seen, torch.no_grad():
@@ -125,8 +96,8 @@ def test_a_head_of_two_layers(activation):
     torch.testing.assert_close(head(states), expected)
     assert head(states).shape == (2, 7, 3)
     assert head.out.bias is None
-    assert activation_between(own) == activation
-    assert activation_between({"classifier": nn.Linear(4, 2)}) is None
+    assert heads.activation_between(own) == activation
+    assert heads.activation_between({"classifier": nn.Linear(4, 2)}) is None
 
 
 def test_a_relu_of_the_model_in_between_changes_nothing():
@@ -135,7 +106,7 @@ def test_a_relu_of_the_model_in_between_changes_nothing():
     states = torch.randn(6, 4)
     plain = layered_head({"classifier": nn.Linear(4, 2)}, SHAPES, "tanh")["classifier"].eval()
     plain.load_state_dict(own["classifier"].state_dict())
-    assert isinstance(own["pre_classifier"], BothSigns)
+    assert isinstance(own["pre_classifier"], heads.BothSigns)
     found = own["classifier"].eval()(own["pre_classifier"](states).relu())
     torch.testing.assert_close(found, plain(states))
 
@@ -143,7 +114,7 @@ def test_a_relu_of_the_model_in_between_changes_nothing():
 def test_a_head_that_reads_the_first_token_and_drops_as_that_of_the_class():
     module = nn.Sequential(nn.Dropout(0.25), nn.Linear(4, 2))
     head = layered_head({"classifier": module}, SHAPES, "tanh")["classifier"].eval()
-    assert isinstance(head, LayeredHead)
+    assert isinstance(head, heads.LayeredHead)
     assert head.dropout.p == 0.25
     states = torch.randn(2, 7, 4)
     torch.testing.assert_close(head(states), head(states[:, 0]))
@@ -151,9 +122,66 @@ def test_a_head_that_reads_the_first_token_and_drops_as_that_of_the_class():
 
 @pytest.mark.parametrize(
     ("shapes", "activation", "error"),
-    [(SHAPES, "no such", KeyError), ({}, "tanh", KeyError), ({}, NO_ACTIVATION, KeyError),
+    [(SHAPES, "no such", KeyError), ({}, "tanh", KeyError), ({}, heads.NO_ACTIVATION, KeyError),
      ({**SHAPES, "classifier.out.weight": (3,)}, "tanh", ValueError)],
 )  # fmt: skip
 def test_shapes_of_a_broken_file_are_refused(shapes, activation, error):
     with pytest.raises(error):
         layered_head({"classifier": nn.Linear(4, 2)}, shapes, activation)
+
+
+# Trained parameters in fp32 on a backbone of lower precision.
+
+
+def master(module, name):
+    """Replace a parameter by a trained fp32 copy."""
+    dtype = module.get_parameter(name).dtype
+    parameter = nn.Parameter(module.get_parameter(name).detach().float())
+    module._parameters[name] = parameter
+    hold_in_fp32(module, name, dtype)
+    return parameter
+
+
+@pytest.fixture
+def linear():
+    return nn.Linear(4, 3).bfloat16()
+
+
+def test_a_module_computes_in_its_dtype_with_an_fp32_parameter(linear):
+    """Also behind an error, and in a copy, which has a parameter of its own."""
+    x = torch.randn(2, 4, dtype=torch.bfloat16)
+    expected = linear(x)
+    weight = master(linear, "weight")
+    output = linear(x)
+    assert output.dtype == linear(x.float()).dtype == torch.bfloat16
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert weight.dtype == weight.grad.dtype == torch.float32
+    assert weight.grad.any()
+    with pytest.raises(RuntimeError):
+        linear(torch.randn(2, 5, dtype=torch.bfloat16))
+    assert linear.weight is weight
+    copied = copy.deepcopy(linear)
+    with torch.no_grad():
+        linear.weight.zero_()
+    assert torch.equal(copied(x), expected)
+
+
+def test_releasing_the_last_parameter_restores_the_module(linear):
+    attributes, hooks = set(vars(linear)), len(linear._forward_hooks)
+    for name in ("weight", "bias"):
+        master(linear, name)
+    release_from_fp32(linear, "weight")
+    assert len(linear._forward_hooks) > hooks, "the bias is still held"
+    release_from_fp32(linear, "bias")
+    assert set(vars(linear)) == attributes
+    assert len(linear._forward_hooks) == hooks
+    release_from_fp32(linear, "bias")  # has no effect
+
+
+def test_a_head_reads_floating_point_inputs_in_fp32():
+    head = nn.Linear(4, 3)
+    head.register_forward_pre_hook(raise_input, with_kwargs=True)
+    assert head(torch.randn(2, 4, dtype=torch.bfloat16)).dtype == torch.float32
+    ids = torch.tensor([1, 2])
+    assert raise_input(head, (ids,), {})[0][0].dtype == ids.dtype

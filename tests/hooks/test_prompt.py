@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from functools import cache
 
+import every_type
 import pytest
 import torch
 from transformers import AutoModel, Qwen2VLTextConfig
@@ -11,16 +14,13 @@ from transformers import AutoModel, Qwen2VLTextConfig
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family, Stack
 from adapterhub.errors import SiteError
+from adapterhub.hooks import prompt
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
-from adapterhub.hooks.prompt import (
-    PromptedInputs,
-    PromptSlot,
-    VirtualTokenBatch,
-    arranged,
-    gathered,
-)
+from adapterhub.hooks.prompt import VirtualTokenBatch
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 from tests.kit.tiny_adapters import check_rows
+from tests.kit.tiny_models import logits
 
 MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
 
@@ -31,11 +31,11 @@ def batch(length=2, padding=None, skips=True):
 
 
 def row_of(virtual, mask=MASK, padding_last=False):
-    """Return the arranged tokens of each row_of: p for the prompt, letters for the text."""
+    """Return the prompt.arranged tokens of each row_of: p for the prompt, letters for the text."""
     places = virtual.places(4, virtual.lead(mask), padding_last)
     names = torch.arange(virtual.length + 4)[None].expand(2, -1)
     letters = "pqrs"[: virtual.length] + "abcd"
-    return ["".join(letters[n] for n in numbers) for numbers in arranged(names, places)]
+    return ["".join(letters[n] for n in numbers) for numbers in prompt.arranged(names, places)]
 
 
 def test_a_prompt_is_next_to_its_text(subtests):
@@ -52,7 +52,9 @@ def test_a_prompt_is_next_to_its_text(subtests):
             assert row_of(virtual, padding_last=padding_last) == rows
             places = virtual.places(4, virtual.lead(MASK), padding_last)
             if places is not None:
-                text = gathered(arranged(torch.arange(6)[None], places), places[:, 2:])
+                text = prompt.gathered(
+                    prompt.arranged(torch.arange(6)[None], places), places[:, 2:]
+                )
                 assert text.tolist() == [[2, 3, 4, 5]] * len(text)
 
 
@@ -93,7 +95,7 @@ def extended(architecture, **inputs):
     model = tiny_models.model(architecture, "features")
     ah.attach(model, f"prompt(length={LENGTH})")
     root = next(m for m in model.modules() if "adapterhub" in m._modules)
-    added = PromptedInputs(inputs, root._modules["adapterhub"]).extend(root)
+    added = prompt.PromptedInputs(inputs, root._modules["adapterhub"]).extend(root)
     return inputs, added
 
 
@@ -114,34 +116,19 @@ def test_embeddings_mask_types_and_positions_are_longer_by_the_prompt():
     assert inputs["position_ids"][1, -2:].tolist() == [tiny_models.PAD] * 2
 
 
-@pytest.fixture
-def slot():
-    """A slot on Llama with the prompts `short`, `long` and `counting`, none of them active."""
+def test_prompts_of_a_stack_follow_each_other_and_rows_with_shorter_ones_are_padded():
     model = tiny_models.language_model("llama")
-    for name, options in {"short": "length=2", "long": "length=5"}.items():
+    specs = {"short": "length=2", "long": "length=5", "counting": "length=2, counts_padding=true"}
+    for name, options in specs.items():
         ah.attach(model, f"prompt({options})", name=name)
-    ah.attach(model, "prompt(length=2, counts_padding=true)", name="counting")
     ah.activate(model)
     slot = model.model._modules["adapterhub"]
-    assert isinstance(slot, PromptSlot)
-    return slot
-
-
-def key(slot, name):
-    return next(key for key in slot.sites if key.startswith(name))
-
-
-def test_active_prompts_follow_each_other(slot):
-    keys = (key(slot, "short"), key(slot, "long"))
-    slot.active = AppliedModules(keys)
+    short, long, counting = slot.sites
+    slot.active = AppliedModules((short, long))
     virtual = slot(3)
-    expected = torch.cat([slot.placed(each)() for each in keys])
+    expected = torch.cat([slot.placed(each)() for each in (short, long)])
     assert torch.equal(virtual.tokens[0], expected)
-    assert slot.record(virtual.length, 9).keys == frozenset(keys)
-
-
-def test_rows_with_shorter_prompts_are_padded(slot):
-    short, long = key(slot, "short"), key(slot, "long")
+    assert slot.record(virtual.length, 9).keys == {short, long}
     slot.active = AppliedModules((short, long), BatchPlan([(long,), (short,), ()]))
     virtual = slot(3)
     assert virtual.tokens.shape[:2] == (3, 5)
@@ -150,10 +137,7 @@ def test_rows_with_shorter_prompts_are_padded(slot):
     assert not virtual.tokens[2].any()
     slot.active = AppliedModules((short, long), BatchPlan([(long,), (long,)]))
     assert slot(2).padding is None
-
-
-def test_prompts_that_count_padding_are_not_mixed_with_others(slot):
-    slot.active = AppliedModules((key(slot, "short"), key(slot, "counting")))
+    slot.active = AppliedModules((short, counting))
     assert slot.counts_padding()
     with pytest.raises(SiteError, match="count padding as text"):
         slot(1)
@@ -163,34 +147,25 @@ def test_prompts_that_count_padding_are_not_mixed_with_others(slot):
 MASKED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 
-def attached(architecture, spec="prompt(length=3)", task="features"):
-    model = tiny_models.model(architecture, task)
-    torch.manual_seed(0)
-    tiny_models.scramble(ah.attach(model, spec, name=spec))
-    return model
-
-
 def hidden(model, **inputs):
     with torch.no_grad():
         return model(**inputs, output_hidden_states=True)
 
 
 def test_the_decoder_attends_to_the_prompt_of_the_encoder():
-    model = attached("t5", task="seq2seq")
+    model = tiny_models.model("t5", "seq2seq")
+    ah.attach(model, "prompt(length=3)")
     inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
     seen = {}
-
-    def record(module, args, kwargs):
-        seen.update(kwargs)
-
-    model.decoder.register_forward_pre_hook(record, with_kwargs=True)
+    model.decoder.register_forward_pre_hook(lambda *given: seen.update(given[2]), with_kwargs=True)
     output = hidden(model, **inputs)
     assert seen["encoder_hidden_states"].shape[1] == 3 + 9
     assert output.encoder_last_hidden_state.shape[1] == 9
 
 
 def test_input_embeddings_and_ids_give_equal_outputs():
-    model = attached("bert")
+    model = tiny_models.model("bert", "features")
+    ah.attach(model, "prompt(length=3)")
     inputs = tiny_models.batch()
     embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach()
     expected = hidden(model, **inputs).last_hidden_state
@@ -239,3 +214,128 @@ def test_positions_of_several_axes(axes, monkeypatch):
     torch.testing.assert_close(together, run(ids, mask, 0))
     alone = run(ids[:1, 3:], mask[:1, 3:], axes)
     torch.testing.assert_close(together[:1, 3:], alone, atol=1e-5, rtol=1e-4)
+
+
+# In the language model of a larger model, which counts positions and makes masks.
+
+# What the larger model does before it calls its language model.
+MODELS = {
+    "llava": "AutoModelForImageTextToText",  # nothing
+    "fuyu": "AutoModelForCausalLM",  # it counts positions from the cache
+    "exaone4_5": "AutoModelForImageTextToText",
+    "qwen2_vl": "AutoModelForImageTextToText",
+    "gemma3": "AutoModelForImageTextToText",  # it makes a mask for each kind of layer
+    "gemma4": "AutoModelForImageTextToText",  # and what is added in each layer by token id
+}
+every_model = pytest.mark.parametrize("model_type", MODELS)
+
+
+@cache
+def bare(model_type):
+    return every_type.build(model_type, MODELS.get(model_type, "AutoModelForCausalLM"), tiny=True)
+
+
+def attached(model_type, length=3):
+    model = copy.deepcopy(bare(model_type))
+    tiny_models.scramble(ah.attach(model, f"prompt(length={length})", name="prompt"))
+    return model
+
+
+def ids(tokens=7):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(10, 60, (2, tokens), generator=generator)
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@long_table("model_type", MODELS, 3)
+def test_without_a_mask_tokens_behind_a_cache_equal_those_of_a_whole_pass(model_type):
+    model, text = attached(model_type), ids()
+    whole = logits(model, input_ids=text)
+    with torch.no_grad():
+        cache = model(input_ids=text[:, :5], use_cache=True).past_key_values
+    for end in (6, 7):
+        given = {"input_ids": text[:, end - 1 : end], "past_key_values": cache}
+        close(logits(model, **given)[:, -1], whole[:, end - 1])
+
+
+@every_model
+def test_generated_tokens_are_those_without_a_cache_and_without_a_batch(model_type):
+    """The first row has padding on the left."""
+    model, text = attached(model_type), ids()
+    mask = torch.ones_like(text)
+    mask[0, :3] = 0
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 1, "eos_token_id": None,
+               "output_logits": True, "return_dict_in_generate": True}  # fmt: skip
+    found = torch.stack(model.generate(input_ids=text, attention_mask=mask, **options).logits)
+    for row, first in ((0, 3), (1, 0)):
+        alone = model.generate(text[row : row + 1, first:], use_cache=False, **options).logits
+        close(found[:, row], torch.stack(alone)[:, 0])
+
+
+@every_model
+def test_prompts_of_different_lengths_run_in_one_batch(model_type):
+    model, text = attached(model_type), ids()
+    tiny_models.scramble(ah.attach(model, "prompt(length=2)", name="short"), seed=4)
+    inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    check_rows(model, ["short", "prompt"], lambda: logits(model, **inputs))
+
+
+def test_a_text_that_is_longer_than_the_window_with_its_prompt():
+    """Gemma 3's sliding window then hides the prompt from the last tokens, in some layers."""
+    model = attached("gemma3", length=4)
+    language = model.model.language_model
+    for part in (language, *language.layers):
+        part.config.sliding_window = 6
+        if getattr(getattr(part, "self_attn", None), "sliding_window", None):
+            part.self_attn.sliding_window = 6
+    language._modules["adapterhub"].window = 6
+    text = ids(9)
+    found = logits(model, input_ids=text, attention_mask=torch.ones_like(text))
+    embeds = model.get_input_embeddings()(text)
+    virtual = next(p for n, p in model.named_parameters() if "prompt" in n)
+    ah.activate(model)
+    embeds = torch.cat([virtual.expand(2, -1, -1), embeds], dim=1)
+    with torch.no_grad():
+        hidden = language(inputs_embeds=embeds).last_hidden_state
+        by_hand = model.lm_head(hidden)[:, 4:]
+    close(found, by_hand)
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "gemma3n_text"])
+def test_what_is_added_by_token_id_is_added_to_the_text_alone(model_type):
+    """Without ids the text would lose it: a prompt that changes nothing shows that it does not."""
+    model, text = attached(model_type), ids()
+    stack = next(m for m in model.modules() if "adapterhub" in m._modules)
+    seen = []
+    hook = stack.project_per_layer_inputs
+
+    def project(embeds, inputs=None):
+        seen.append(inputs)
+        return hook(embeds, inputs)
+
+    stack.project_per_layer_inputs = project
+    logits(model, input_ids=text)
+    ah.activate(model)
+    logits(model, input_ids=text)
+    prompted, plain = seen
+    assert plain.any()
+    assert not prompted[:, :3].any()
+    assert torch.equal(prompted[:, 3:], plain)
+
+
+def test_nothing_is_kept_of_a_pass_that_fails():
+    model, text = attached("gemma3"), ids()
+    slot = model.model.language_model._modules["adapterhub"]
+    whole = logits(model, input_ids=text)
+    with pytest.raises(IndexError):
+        logits(model, input_ids=text + 1000)
+    assert slot.kept(prompt.OUTER) is None
+    close(logits(model, input_ids=text), whole)
+    copied = copy.deepcopy(model)
+    close(logits(copied, input_ids=text), whole)
+    ah.detach(model, "prompt")
+    assert not any(prompt._AROUND in vars(module) for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
