@@ -15,9 +15,7 @@ from torch.utils import backend_registration
 
 import adapterhub as ah
 from adapterhub.adapters.attach import build_adapter
-from adapterhub.adapters.state import (
-    bare,
-)
+from adapterhub.adapters.state import bare
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import devices, tiny_models

@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 
 import adapterhub as ah
-from adapterhub.adapters.compatibility import (
-    check_backbone_name,
-    check_size,
-    fit_head,
-)
+from adapterhub.adapters.compatibility import check_backbone_name, check_size, fit_head
 from adapterhub.adapters.state import backbone_fingerprint, get_state
 from adapterhub.anatomy.backbone import local_name
 from adapterhub.errors import MismatchError

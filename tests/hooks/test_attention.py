@@ -191,9 +191,7 @@ def of_torch(monkeypatch):
 
 
 @long_table(
-    ("architecture", "implementation"),
-    list(itertools.product(WATCHED, ("eager", "sdpa"))),
-    3,
+    ("architecture", "implementation"), list(itertools.product(WATCHED, ("eager", "sdpa"))), 3
 )
 def test_it_computes_what_the_interface_computes(architecture, implementation, of_torch):
     watched = prefixed(architecture, implementation)

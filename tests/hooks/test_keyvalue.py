@@ -63,9 +63,9 @@ def test_a_prefix_moves_queries_or_only_the_keys(prefixes, past, shift, distance
     assert bias[0, 0, :, :width].tolist() == distances
 
 
-@pytest.mark.parametrize("positions", ["true", "keys"])
+@pytest.mark.parametrize("positions", ["true", "keys", "keys, reparametrize=true, middle=4"])
 @pytest.mark.parametrize("architecture", ["t5", "umt5"])
-def test_generation_is_independent_of_the_cache(architecture, positions):
+def test_generation_is_independent_of_the_cache_and_of_files(architecture, positions, tmp_path):
     model = tiny_models.model(architecture, "seq2seq")
 
     def generated(**cache):
@@ -75,8 +75,12 @@ def test_generation_is_independent_of_the_cache(architecture, positions):
         ).logits  # fmt: skip
 
     bare = generated()
-    tiny_models.scramble(ah.attach(model, f"prefix(length=3, positions={positions})"))
+    adapter = ah.attach(model, f"prefix(length=3, positions={positions})")
+    tiny_models.scramble(adapter)
     expected = generated(use_cache=False)
+    adapter.save(tmp_path / "saved")
+    adapter.detach()
+    ah.load(model, tmp_path / "saved")
     for cache in ({}, {"cache_implementation": "static"}):
         torch.testing.assert_close(generated(**cache), expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(expected[0], bare[0], atol=1e-3)
@@ -95,44 +99,20 @@ def test_each_row_has_its_own_positions():
     check_rows(model, ["keys", "none", "tokens"], lambda: model(**inputs).logits, rtol=1e-5)
 
 
-def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
-    model = tiny_models.model("t5", "seq2seq")
-    spec = "prefix(length=3, positions=keys, reparametrize=true, middle=4)"
-    tiny_models.scramble(adapter := ah.attach(model, spec))
-    inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        adapter.save(tmp_path / "saved")
-        adapter.detach()
-        ah.load(model, tmp_path / "saved")
-        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_a_position_table_skips_the_prefix():
     """BART's stacks take no position_ids; tokens after a prefix of 3 use the rows 3, 4, ..."""
     model = tiny_models.model("bart", "seq2seq")
-    inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
-    seen = {}
-    handles = [
-        stack.embed_positions.register_forward_hook(
-            lambda m, args, out, name=name: seen.update({name: out})
-        )
-        for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
-    ]
     ah.attach(model, "prefix(length=3, positions=true)")
-    with torch.no_grad():
-        model(**inputs)
-        after_prefix = dict(seen)
-        ah.activate(model)
-        model(**inputs)
-    for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
-        table = stack.embed_positions
-        tokens = seen[name].shape[-2]
-        start = table.offset
-        rows = table.weight[start + 3 : start + 3 + tokens]
-        assert torch.equal(after_prefix[name].reshape(-1, rows.shape[-1])[:tokens], rows)
-        assert torch.equal(seen[name].reshape(-1, rows.shape[-1])[0], table.weight[start])
-    for handle in handles:
-        handle.remove()
+    tables = [stack.embed_positions for stack in (model.model.encoder, model.model.decoder)]
+    seen = {table: [] for table in tables}
+    for table in tables:
+        table.register_forward_hook(lambda table, _, rows: seen[table].append(rows[0]))
+    for names in (["default"], []):
+        ah.activate(model, *names)
+        tiny_models.logits(model)
+    for table, (behind_prefix, bare) in seen.items():
+        rows = table.weight[table.offset :]
+        assert torch.equal(behind_prefix, rows[3 : 3 + len(behind_prefix)])
+        assert torch.equal(bare, rows[: len(bare)])
     ah.detach(model)
     assert not model.model.decoder.embed_positions._forward_pre_hooks

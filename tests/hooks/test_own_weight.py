@@ -1,9 +1,9 @@
-"""Modules at the weights of experts and of routers, however transformers multiplies by them."""
+"""Modules at weights of experts and of routers, however multiplied by; rows of new tokens."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,20 +13,16 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.backbone import copy_with
-from adapterhub.anatomy.projections import HeldWeight
+from adapterhub.anatomy.projections import HeldWeight, matrices_in
+from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
+from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.composition import AppliedModules
+from adapterhub.hooks.new_tokens import new_token_rows
 from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
-from tests.kit.own_models import (
-    EXPERTS,
-    IMPLEMENTATIONS,
-    ROUTED,
-    TYPES,
-    expert_logits,
-    expert_model,
-    holders,
-    redraw,
-)
+from adapterhub.hooks.weight_host import TokenRows, embedding_slot
+from tests.kit import own_models, tiny_models
+from tests.kit.own_models import EXPERTS, TYPES, expert_logits, expert_model, holders, redraw
 from tests.kit.selection import cases_of
 from tests.kit.tiny_adapters import check_rows
 
@@ -103,7 +99,7 @@ def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
 @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
 def test_all_implementations_agree(model_type, spec):
     outputs, gradients = [], []
-    for name in IMPLEMENTATIONS:
+    for name in own_models.IMPLEMENTATIONS:
         model = expert_model(model_type, name)
         torch.manual_seed(0)
         adapter = ah.attach(model, spec)
@@ -145,7 +141,7 @@ def test_a_route_gives_each_row_its_own(model):
     for number, spec in enumerate((EXPERTS, SPECS[3])):
         redraw(ah.attach(model, spec, name=str(number)), seed=number)
     expected = contextlib.nullcontext()
-    if model.config.model_type not in ROUTED:
+    if model.config.model_type not in own_models.ROUTED:
         expected = pytest.raises(AttachError, match="all experts at once")
     with expected:
         check_rows(model, ["0", "1", None], lambda: expert_logits(model))
@@ -174,28 +170,19 @@ def test_stacks_and_averages(model):
 
 
 def test_two_threads_have_two_routes():
-    model = expert_model("mixtral")
+    model, expected = expert_model("mixtral"), {}
     with torch.no_grad():
-        expected = []
-        for name in ("0", "1"):
+        for name in "01":
             redraw(ah.attach(model, EXPERTS, name=name), seed=int(name))
-            expected.append(expert_logits(model))
-        found = {}
+            expected[name] = expert_logits(model)
 
-        def run(name):
-            for _ in range(5):
-                with torch.no_grad(), ah.route(model, [name] * 3):
-                    found.setdefault(name, []).append(expert_logits(model))
+    def run(name):
+        with torch.no_grad(), ah.route(model, [name] * 3):
+            return torch.equal(expert_logits(model), expected[name])
 
-        threads = [threading.Thread(target=run, args=(name,)) for name in ("0", "1")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(run, "01" * 5))
     ah.detach(model)
-    for name, outputs in found.items():
-        assert len(outputs) == 5
-        assert all(torch.equal(output, expected[int(name)]) for output in outputs)
 
 
 def test_a_forward_that_accelerate_wraps():
@@ -239,14 +226,6 @@ def test_a_compiled_model_is_refused(monkeypatch):
     adapter.detach()
 
 
-def test_other_parameters_of_the_copy_are_those_of_the_host():
-    host = nn.Linear(2, 3)
-    copied = copy_with(host, {"weight": nn.Parameter(torch.zeros(3, 2))})
-    assert copied.bias is host.bias
-    assert torch.equal(copied(torch.ones(1, 2))[0], host.bias)
-    assert host.weight.any()
-
-
 NUMBER, D_IN, D_OUT = 3, 8, 4
 NUMBERS = torch.tensor([2, 0, 2, 1, 1])
 ENDS = torch.tensor([1, 3, 5], dtype=torch.int32)
@@ -271,10 +250,8 @@ def adapted(transposed, monkeypatch=None):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_changed_weight(transposed):
     weight, expected = adapted(transposed)
-    torch.testing.assert_close(weight.changed(), expected)
-    torch.testing.assert_close(weight[1].changed(), expected[1])
-    torch.testing.assert_close(weight[NUMBERS].changed(), expected[NUMBERS])
-    torch.testing.assert_close(weight.mT.changed(), expected.mT)
+    for view in (lambda w: w, lambda w: w[1], lambda w: w[NUMBERS], lambda w: w.mT):
+        torch.testing.assert_close(view(weight).changed(), view(expected))
     assert (weight.shape, weight.dtype, len(weight)) == (expected.shape, expected.dtype, NUMBER)
 
 
@@ -328,3 +305,65 @@ def test_one_matrix_without_experts():
     x = torch.randn(4, 2)
     torch.testing.assert_close(F.linear(x, weight, bias), F.linear(x, tensor + change, bias))
     torch.testing.assert_close(weight.changed(), tensor + change)
+
+
+# Rows of new tokens: look-up, logits, initialization, and limits.
+
+VOCAB = tiny_models.VOCAB
+TOKENS = (NewToken("<a>", VOCAB - 1), NewToken("<b>", VOCAB + 1))
+
+
+def test_look_up_replaces_the_embeddings_of_new_ids_only():
+    module = TokenRows(torch.tensor([5, 9]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    ids, y = torch.tensor([[9, 4, 5]]), torch.zeros(1, 3, 2)
+    assert module.look_up(ids, y, 2.0).tolist() == [[[6, 8], [0, 0], [2, 4]]]
+
+
+def test_scores_of_new_ids_are_products_with_their_rows():
+    module = TokenRows(torch.tensor([1, 4]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    x, y = torch.tensor([[2.0, 3.0]]), torch.tensor([[7.0, 7.0, 7.0]])
+    logits = module.score(x, y)[0].tolist()
+    lowest = torch.finfo(torch.float32).min
+    assert logits == [7, 2, 7, lowest, 3], "id 3 has no token"
+
+
+def test_new_rows_start_as_the_mean_of_the_known_ones_or_as_they_are():
+    model = tiny_models.model("llama", "causal-lm")
+    rows = new_token_rows(model, TOKENS, VOCAB - 1, "default-0")
+    table = model.get_input_embeddings().weight.detach()
+    expected = table[: VOCAB - 1].mean(0)
+    for row in rows.input.rows.detach():
+        assert row.shape == (32,)
+    torch.testing.assert_close(rows.input.rows[1].detach(), expected)
+    assert torch.equal(rows.input.rows[0].detach(), table[VOCAB - 1]), "a resized model has it"
+
+
+def test_an_embedding_that_is_no_table_is_refused():
+    model = tiny_models.model("llama", "causal-lm")
+    model.get_input_embeddings().register_forward_hook(lambda module, args, y: y + 1)
+    with pytest.raises(AttachError):
+        new_token_rows(model, TOKENS, VOCAB - 1, "default-0")
+
+
+class OwnRow(torch.nn.Embedding):
+    """A scaled embedding with a row of its own for one token, as that of T5Gemma 2."""
+
+    def __init__(self):
+        super().__init__(6, 2)
+        self.embed_scale = 3.0
+        self.own = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, ids):
+        y = super().forward(ids) * self.embed_scale
+        return torch.where((ids == 5).unsqueeze(-1), self.own, y)
+
+
+def test_rows_are_scaled_at_an_embedding_that_is_no_site():
+    host, rows = OwnRow(), TokenRows(torch.tensor([8]), torch.tensor([[1.0, 2.0]]))
+    assert matrices_in(host) == {}
+    slot = embedding_slot(host)
+    slot.add("rows", Site("table", "tokens", None, "tokens", "embed", "table", 2, 2), rows)
+    slot.active = AppliedModules(("rows",))
+    ids = torch.tensor([[1, 5, 8]])
+    expected = torch.stack([host.weight[1] * 3, host.own, torch.tensor([3.0, 6.0])])[None]
+    torch.testing.assert_close(host(ids), expected)

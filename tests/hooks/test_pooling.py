@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import itertools
 import types
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.backbones.pooling import POOLS
@@ -25,14 +21,13 @@ POOLED = tuple(
     if name not in (*tiny_models.WITHOUT_CLASSIFIER, *tiny_models.ENCODER_DECODERS)
 )
 SIDES = ("left", "right", None)
+assert len(POOLED) == 31  # all with a classifier on one stack
 
 
-def test_all_architectures_with_a_classifier_on_one_stack_are_tested() -> None:
-    assert len(POOLED) == 31
-
-
-def pooled_by_hand(states: Tensor, mask: Tensor, how: str) -> Tensor:
-    """Pool the states of each row, one after the other."""
+def pooled_by_hand(model, batch, how):
+    """Pool the states of the base model, which gives them as they are, one row after the other."""
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    states = model.base_model(**batch).last_hidden_state
     rows = [row[kept.bool()] for row, kept in zip(states, mask, strict=True)]
     pools = {
         "cls": lambda row: row[0],
@@ -43,14 +38,14 @@ def pooled_by_hand(states: Tensor, mask: Tensor, how: str) -> Tensor:
     return torch.stack([pools[how](row) for row in rows])
 
 
-def logits_of(model: PreTrainedModel, vectors: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits of the model's head for one vector per row, whatever it reads of it."""
-    base = model.base_model
-    states = vectors[:, None].expand(-1, batch["input_ids"].shape[1], -1)
+def logits_by_hand(model, batch, how):
+    """Return the logits of the model's head for the pooled states, whatever it reads of a row."""
+    base, vectors = model.base_model, pooled_by_hand(model, batch, how)
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         output = type(base).forward(self, *args, **kwargs)
-        output["last_hidden_state"] = states
+        length = batch["input_ids"].shape[1]
+        output["last_hidden_state"] = vectors[:, None].expand(-1, length, -1)
         if output.get("pooler_output") is not None:
             output["pooler_output"] = vectors
         return output
@@ -62,19 +57,14 @@ def logits_of(model: PreTrainedModel, vectors: Tensor, batch: dict[str, Tensor])
         del base.forward
 
 
-def pooled_adapter(model: PreTrainedModel, method: str, how: str, name: str = "default") -> Any:
+def pooled_adapter(model, method, how, name="default"):
     """Attach an adapter with an effect on every output."""
     adapter = ah.attach(model, method, name=name, pooling=how)
     tiny_models.scramble(adapter)
     return adapter
 
 
-def states_by_hand(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
-    """Call the base model alone, which gives its states as they are."""
-    return model.base_model(**batch).last_hidden_state
-
-
-def named_hooks(model: PreTrainedModel) -> dict[str, tuple[int, int, set[str]]]:
+def named_hooks(model):
     """Return the number of hooks of each module, and its attributes."""
     return {
         name: (len(m._forward_hooks), len(m._forward_pre_hooks), set(vars(m)))
@@ -83,19 +73,15 @@ def named_hooks(model: PreTrainedModel) -> dict[str, tuple[int, int, set[str]]]:
 
 
 @long_table(("architecture", "side"), list(itertools.product(POOLED, SIDES)), 4)
-def test_the_head_reads_the_pooled_states_of_the_tokens(
-    architecture: str, side: str | None
-) -> None:
+def test_the_head_reads_the_pooled_states_of_the_tokens(architecture, side):
     model = tiny_models.model(architecture)
     batch = tiny_models.padded_batch(side)
-    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     bare = named_hooks(model)
     for how in POOLS:
         adapter = pooled_adapter(model, "ia3", how)
         with torch.no_grad():
             logits = model(**batch).logits
-            vectors = pooled_by_hand(states_by_hand(model, batch), mask, how)
-            expected = logits_of(model, vectors, batch)
+            expected = logits_by_hand(model, batch, how)
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
         adapter.detach()
         assert named_hooks(model) == bare
@@ -105,22 +91,20 @@ CORE = [a for a in tiny_models.MATRIX if a in POOLED]
 
 
 @long_table(("architecture", "side"), list(itertools.product(CORE, SIDES)), 4)
-def test_virtual_tokens_are_not_pooled(architecture: str, side: str | None) -> None:
+def test_virtual_tokens_are_not_pooled(architecture, side):
     model = tiny_models.model(architecture)
     batch = tiny_models.padded_batch(side)
-    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     before = pooled_adapter(model, "lora", "mean", "before")  # its hooks are the first
     pooled_adapter(model, "prompt(length=3)", "mean", "prompted")
     with torch.no_grad():
-        vectors = pooled_by_hand(states_by_hand(model, batch), mask, "mean")
-        expected = logits_of(model, vectors, batch)
+        expected = logits_by_hand(model, batch, "mean")
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
         before.detach()
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 @long_table("architecture", CORE, 2)
-def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture: str) -> None:
+def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture):
     model = tiny_models.model(architecture)
     for how in POOLS:
         pooled_adapter(model, "pfeiffer", how, how)
@@ -130,15 +114,14 @@ def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture: str) -> None
     check_rows(model, names, lambda: model(**batch).logits, rtol=1e-5)
 
 
-def test_adapters_that_pool_differently_are_not_composed() -> None:
+def test_adapters_that_pool_differently_are_not_composed():
     model = tiny_models.model("bert")
     for name, how in (("a", "mean"), ("b", "mean"), ("c", "max"), ("d", "model")):
         pooled_adapter(model, "lora", how, name)
     batch = tiny_models.padded_batch("right")
     ah.activate(model, "a", "b")
     stacked = model(**batch).logits
-    vectors = pooled_by_hand(states_by_hand(model, batch), batch["attention_mask"], "mean")
-    torch.testing.assert_close(stacked, logits_of(model, vectors, batch))
+    torch.testing.assert_close(stacked, logits_by_hand(model, batch, "mean"))
     with ah.route(model, [("a", "b")] * 3):
         torch.testing.assert_close(model(**batch).logits, stacked)
     ah.activate(model, ah.Average(["a", "b"]))
@@ -154,7 +137,7 @@ def test_adapters_that_pool_differently_are_not_composed() -> None:
 
 
 @long_table("architecture", CORE, 2)
-def test_the_pooling_travels_with_the_file(architecture: str, tmp_path: Path) -> None:
+def test_the_pooling_travels_with_the_file(architecture, tmp_path):
     model = tiny_models.model(architecture)
     adapter = pooled_adapter(model, "lora", "max")
     batch = tiny_models.padded_batch("right")
@@ -174,7 +157,7 @@ def test_the_pooling_travels_with_the_file(architecture: str, tmp_path: Path) ->
 
 
 @long_table("architecture", POOLED, 4)
-def test_all_that_trains_gets_a_gradient(architecture: str) -> None:
+def test_all_that_trains_gets_a_gradient(architecture):
     missing = {}
     for how in ("model", "mean"):
         model = tiny_models.model(architecture)
@@ -187,7 +170,7 @@ def test_all_that_trains_gets_a_gradient(architecture: str) -> None:
     assert not any(".pooler." in name for name in read)
 
 
-def test_a_compiled_model_pools() -> None:
+def test_a_compiled_model_pools():
     model = tiny_models.model("bert", num_hidden_layers=1)
     pooled_adapter(model, "lora", "mean")
     batch = tiny_models.padded_batch("right")
@@ -198,7 +181,7 @@ def test_a_compiled_model_pools() -> None:
     torch.compiler.reset()
 
 
-def test_outputs_may_be_tuples_and_a_mask_is_one_of_tokens() -> None:
+def test_outputs_may_be_tuples_and_a_mask_is_one_of_tokens():
     model = tiny_models.model("bert")
     pooled_adapter(model, "lora", "mean")
     batch = tiny_models.padded_batch("right")
@@ -209,14 +192,14 @@ def test_outputs_may_be_tuples_and_a_mask_is_one_of_tokens() -> None:
     assert torch.equal(model(**batch, return_dict=False)[0], expected)
 
 
-def test_the_texts_of_a_multiple_choice_are_pooled_one_by_one() -> None:
+def test_the_texts_of_a_multiple_choice_are_pooled_one_by_one():
     model = tiny_models.model("bert", "multiple-choice")
     adapter = pooled_adapter(model, "lora", "mean")
     flat = tiny_models.padded_batch("right")
     batch = {name: value.view(1, 3, -1) for name, value in flat.items()}
     with torch.no_grad():
         logits = model(**batch).logits
-        vectors = pooled_by_hand(states_by_hand(model, flat), flat["attention_mask"], "mean")
+        vectors = pooled_by_hand(model, flat, "mean")
         expected = adapter.head.own["classifier"](vectors).view(1, 3)
     torch.testing.assert_close(logits, expected)
 
@@ -230,16 +213,14 @@ def test_the_texts_of_a_multiple_choice_are_pooled_one_by_one() -> None:
           for a in tiny_models.ENCODER_DECODERS),
     ],
 )  # fmt: skip
-def test_models_that_cannot_pool_are_refused(
-    model: Any, how: str, error: type[Exception], text: str
-) -> None:
+def test_models_that_cannot_pool_are_refused(model, how, error, text):
     with pytest.raises(error, match=text):
         ah.attach(model(), "lora", pooling=how)
     if error is SiteError:
         ah.attach(model(), "lora", pooling="model")
 
 
-def test_a_plain_checkpoint_and_peft_cannot_pool(tmp_path: Path) -> None:
+def test_a_plain_checkpoint_and_peft_cannot_pool(tmp_path):
     model = tiny_models.model("bert")
     adapter = pooled_adapter(model, "lora", "mean")
     with pytest.raises(MergeError, match="does not pool") as merge_error:

@@ -116,12 +116,9 @@ def test_states_of_other_prompts(model_type):
 
 def test_a_cache_of_the_caller_needs_room_for_the_prompt():
     model = attached()
-    for room, text in ((9, "max_cache_len=10"), (10, "")):
-        caches = StaticCache(config=model.config, max_cache_len=room)
-        if text:
-            assert text in refusal(model, input_ids=ids(), past_key_values=caches)
-        else:
-            model(ids(), past_key_values=caches)
+    short, enough = (StaticCache(config=model.config, max_cache_len=room) for room in (9, 10))
+    assert "max_cache_len=10" in refusal(model, input_ids=ids(), past_key_values=short)
+    model(ids(), past_key_values=enough)
     cache = DynamicCache(config=model.config)
     model(ids(), past_key_values=cache)
     assert cache.get_seq_length() == 4 + 6
@@ -131,7 +128,7 @@ def test_a_cache_of_the_caller_needs_room_for_the_prompt():
     assert "too short" in refusal(windows, input_ids=ids(), past_key_values=short)
 
 
-def test_tokens_that_are_missing_behind_a_cache():
+def test_tokens_that_are_missing_behind_a_cache_and_padding_around_its_prompt():
     model = attached()
     with torch.no_grad():
         cache = model(ids(), use_cache=True).past_key_values
@@ -139,19 +136,12 @@ def test_tokens_that_are_missing_behind_a_cache():
     assert "position" in refusal(model, **later, position_ids=torch.tensor([[8]]))
     ones = torch.ones(2, 9, dtype=torch.long)
     assert "covers 9 tokens, the text has 7" in refusal(model, **later, attention_mask=ones)
-
-
-def test_padding_in_front_of_a_cached_prompt_and_behind_it():
-    model = attached()
     mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     with torch.no_grad():
         cache = model(ids()[:, :2], attention_mask=mask[:, :2], use_cache=True).past_key_values
     message = refusal(model, input_ids=ids()[:, 2:], attention_mask=mask, past_key_values=cache)
     assert "more padding follows" in message
-
-
-def test_memories_of_xlnet_are_refused():
-    model = attached("xlnet", "features")
+    model = attached("xlnet", "features")  # memories
     with torch.no_grad():
         mems = model(ids(), use_mems=True).mems
     assert "mems" in refusal(model, input_ids=ids(), mems=mems)

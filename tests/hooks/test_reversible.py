@@ -4,66 +4,44 @@ from __future__ import annotations
 
 import copy
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel, ReformerConfig, ReformerForSequenceClassification
+from transformers import ReformerConfig, ReformerForSequenceClassification
 
 import adapterhub as ah
-from adapterhub.loop.report import Reporter
 from adapterhub.methods import METHODS
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 from tests.kit import tiny_models
+from tests.kit.runs import Notes
 
 METHODS_INSIDE = ("lora", "dora", "pfeiffer", "houlsby", "compacter", "ia3", "bitfit", "norms",
                   "freeze", "unfreeze", "full", "chosen")  # fmt: skip
 LABELS = torch.tensor([0, 1, 0])
 
 
-class Notes(Reporter):
-    """Keeps what a run says of frozen layers."""
-
-    of_cache = ""
-
-    def note(self, text: str) -> None:
-        self.of_cache += text if "frozen" in text else ""
-
-
-def reformer(*kinds: str, **options: Any) -> PreTrainedModel:
+def reformer(*kinds, **options):
     """Build a tiny Reformer that takes texts of any length in evaluation mode."""
     torch.manual_seed(0)
-    config = ReformerConfig(
-        vocab_size=120,
-        hidden_size=16,
-        num_attention_heads=2,
-        attention_head_size=8,
-        feed_forward_size=24,
-        axial_pos_embds=False,
-        attn_layers=list(kinds),
-        local_attn_chunk_length=3,
-        lsh_attn_chunk_length=3,
-        hidden_dropout_prob=options.pop("dropout", 0.0),
-        local_attention_probs_dropout_prob=0.0,
-        num_buckets=4,
-        hash_seed=1,
-        pad_token_id=0,
-        num_labels=2,
-        **options,
-    )
+    sizes = {
+        "vocab_size": 120, "hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8,
+        "feed_forward_size": 24, "axial_pos_embds": False, "local_attn_chunk_length": 3,
+        "lsh_attn_chunk_length": 3, "hidden_dropout_prob": options.pop("dropout", 0.0),
+        "local_attention_probs_dropout_prob": 0.0, "num_buckets": 4, "hash_seed": 1,
+        "pad_token_id": 0, "num_labels": 2,
+    }  # fmt: skip
+    config = ReformerConfig(attn_layers=list(kinds), **sizes, **options)
     return ReformerForSequenceClassification(config).eval()
 
 
-def loss_of(model: PreTrainedModel) -> torch.Tensor:
-    loss: torch.Tensor = model(**tiny_models.batch(), labels=LABELS).loss
-    return loss
+def loss_of(model):
+    return model(**tiny_models.batch(), labels=LABELS).loss
 
 
 @pytest.mark.parametrize("method", METHODS_INSIDE)
-def test_all_that_is_trained_gets_a_gradient(method: str) -> None:
+def test_all_that_is_trained_gets_a_gradient(method):
     model = reformer("local", "lsh")
     adapter = ah.attach(model, METHODS[method].example())
     tiny_models.scramble(adapter, std=0.05)
@@ -75,7 +53,7 @@ def test_all_that_is_trained_gets_a_gradient(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "pfeiffer", "ia3", "norms"])
-def test_the_gradient_is_that_of_the_loss(method: str) -> None:
+def test_the_gradient_is_that_of_the_loss(method):
     model = reformer("local", "local").reformer
     adapter = ah.attach(model, METHODS[method].example())
     tiny_models.scramble(adapter)
@@ -83,9 +61,8 @@ def test_the_gradient_is_that_of_the_loss(method: str) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(3, 9, 32, generator=generator).double()
 
-    def loss() -> torch.Tensor:
-        states: torch.Tensor = model(**tiny_models.batch()).last_hidden_state
-        return (states.double() * weights).sum()
+    def loss():
+        return (model(**tiny_models.batch()).last_hidden_state.double() * weights).sum()
 
     loss().backward()
     for parameter in adapter.parameters():
@@ -101,9 +78,7 @@ def test_the_gradient_is_that_of_the_loss(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora(layers=top 1)", "head"])
-def test_a_run_trains_every_tensor(
-    method: str, backbone: Path, data: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_run_trains_every_tensor(method, backbone, data, tmp_path):
     folder = tmp_path / "reformer"
     model = reformer("local", "lsh", max_position_embeddings=64)
     model.reformer.save_pretrained(folder)
@@ -116,14 +91,14 @@ def test_a_run_trains_every_tensor(
         flags = {"backbone": str(folder), "output": str(tmp_path / f"{rate}"), "data": files}
         few = [*words, "train.tensorboard=false", f"train.learning_rate={rate}"]
         outcome = run(read(None, few, flags), notes := Notes())
-        assert "frozen_cache=memory has no effect" in notes.of_cache
+        assert notes.about("frozen_cache=memory has no effect")
         trained.append(load_file(outcome.folder / "adapter.safetensors"))
     little, much = trained
     assert little
     assert not [name for name in little if torch.allclose(little[name], much[name], atol=1e-6)]
 
 
-def test_a_copied_model_learns_too_and_detached_it_is_as_before() -> None:
+def test_a_copied_model_learns_too_and_detached_it_is_as_before():
     model = reformer("local", "lsh")
     for name, method in (("a", "lora"), ("b", "pfeiffer")):
         ah.attach(model, method, name=name)
@@ -137,7 +112,7 @@ def test_a_copied_model_learns_too_and_detached_it_is_as_before() -> None:
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-def test_a_frozen_backbone_has_no_dropout() -> None:
+def test_a_frozen_backbone_has_no_dropout():
     model = reformer("local", "lsh", dropout=0.5).reformer
     with torch.no_grad():
         expected = model(**tiny_models.batch()).last_hidden_state

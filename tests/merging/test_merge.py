@@ -76,10 +76,7 @@ def test_what_no_batch_is_made_for_is_merged_with_a_warning():
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
     torch.manual_seed(0)
     model = transformers.CLIPModel(config).eval()
-    batch = {
-        "input_ids": torch.randint(3, 40, (2, 6)),
-        "pixel_values": torch.randn(2, 3, 16, 16),
-    }
+    batch = {"input_ids": torch.randint(3, 40, (2, 6)), "pixel_values": torch.randn(2, 3, 16, 16)}
     adapter = ah.attach(model, "lora(sites=['attn.q', 'attn.v', 'patch_embedding'])")
     tiny_models.scramble(adapter)
     with torch.no_grad():

@@ -14,9 +14,7 @@ import adapterhub as ah
 from adapterhub.adapters.export import blocking, compare
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError, MismatchError, SiteError
-from adapterhub.interchange.peft.export_types import (
-    exact_names,
-)
+from adapterhub.interchange.peft.export_types import exact_names
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.importer import from_peft
 from adapterhub.methods import METHODS

@@ -31,11 +31,7 @@ def test_every_linear_layer(tmp_path, architecture, task, options):
     compare_import(tmp_path, architecture, config, task, atol=3e-4, std=0.05)
 
 
-EMBEDDINGS = {
-    "gpt2": {},
-    "gemma3_text": {"use_dora": True},
-    "llama": {"ensure_weight_tying": True},
-}
+EMBEDDINGS = {"gpt2": {}, "gemma3_text": {"use_dora": True}, "llama": {"ensure_weight_tying": True}}
 
 
 @pytest.mark.parametrize("architecture", EMBEDDINGS)

@@ -9,15 +9,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
 from tests.kit import tiny_models
-from tests.kit.peers import (
-    KINDS,
-    compare_import,
-    edit,
-    edit_tensors,
-    lora_config,
-    outputs,
-    trained,
-)
+from tests.kit.peers import KINDS, compare_import, edit, edit_tensors, lora_config, outputs, trained
 from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

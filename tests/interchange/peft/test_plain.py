@@ -11,12 +11,7 @@ from safetensors.torch import load_file, save_file
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.interchange.peft.plain import PLAIN
-from tests.kit.peft_differential import (
-    PLAIN_KINDS,
-    VARIANT_KINDS,
-    Differential,
-    new_model,
-)
+from tests.kit.peft_differential import PLAIN_KINDS, VARIANT_KINDS, Differential, new_model
 from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

@@ -14,14 +14,7 @@ from adapterhub.interchange.peft import files, targets
 from adapterhub.interchange.peft.targets import Targets, modules_of
 from adapterhub.interchange.peft.updates import subtracted_factors
 from tests.kit import tiny_models
-from tests.kit.peers import (
-    compare_import,
-    edit,
-    edit_tensors,
-    linear_names,
-    lora_config,
-    trained,
-)
+from tests.kit.peers import compare_import, edit, edit_tensors, linear_names, lora_config, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
