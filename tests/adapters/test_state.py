@@ -1,27 +1,23 @@
-"""The state of a model: what is active, a pass, what is restored, and the identity behind it."""
+"""What is active in a model, in a pass and in a block; what is restored after it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import cProfile
+import pstats
+import threading
 
 import pytest
 import torch
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.adapters.state import (
-    ModelStructure,
-    activated,
-    bare,
-    find_state,
-    get_state,
-    identities_before,
-)
-from adapterhub.anatomy.build import anatomy_of
+from adapterhub.adapters.state import ModelStructure, activated, bare, find_state, get_state
 from adapterhub.errors import AttachError
 from adapterhub.patch import Patch
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 
 def two_adapters(model=None):
@@ -154,21 +150,103 @@ def test_containers_keep_their_identity():
     assert all(a is b for a, b in zip((notes.names, notes.numbers), containers, strict=False))
 
 
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
-@pytest.mark.parametrize("method", ["full", "norms", "mam", "dora"])
-def test_adapters_change_nothing(architecture, method):
-    model = tiny_models.usual_model(architecture)
-    anatomy = anatomy_of(model)
-    before = identities_before(anatomy, {}).identity(complete=True)
-    tiny_models.scramble(ah.attach(model, method))
-    state = get_state(model)
-    assert state.identity() == before
-    ah.activate(model)
-    assert state.identity() == before
+# `activate`, `route`, `disabled` and `adapters`, as a user calls them.
 
 
-def test_tied_embeddings_that_an_adapter_unties():
-    model = tiny_models.model("bart", "seq2seq")
-    before = identities_before(anatomy_of(model), {}).identity(complete=True)
-    tiny_models.scramble(ah.attach(model, "chosen(untied=true)"))
-    assert get_state(model).identity() == before
+def calls(run):
+    """Count the function calls of the second of two equal runs."""
+    run()
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("operation", ["swap", "attach", "load"])
+def test_the_cost_does_not_grow_with_the_adapters_attached(operation, tmp_path):
+    model = tiny_models.usual_model("bert")
+    ah.attach(model, "lora(layers='top 1')", name="a").save(tmp_path / "a")
+    ah.attach(model, "lora(layers='top 1')", name="b")
+    runs = {
+        "swap": lambda: (ah.activate(model, "a"), ah.activate(model, "b")),
+        "attach": lambda: ah.attach(model, "lora", name=f"new {len(ah.adapters(model))}"),
+        "load": lambda: ah.load(model, tmp_path / "a", name=f"new {len(ah.adapters(model))}"),
+    }
+    few = calls(runs[operation])
+    for n in range(30):
+        ah.attach(model, "lora", name=str(n))
+    assert calls(runs[operation]) < 1.2 * few
+
+
+@pytest.fixture
+def model():
+    """A classifier with the adapters a and b; b is active."""
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    for name, method in (("a", "lora"), ("b", "bitfit")):
+        tiny_models.scramble(ah.attach(model, method, name=name))
+    return model.eval()
+
+
+def test_the_adapters_are_listed_in_order(model):
+    assert list(ah.adapters(model)) == ["a", "b"]
+    assert [adapter.active for adapter in ah.adapters(model).values()] == [False, True]
+    ah.activate(model, "a", "b")
+    assert [adapter.active for adapter in ah.adapters(model).values()] == [True, True]
+    ah.adapters(model).clear()  # a copy
+    ah.detach(model, "a")
+    assert list(ah.adapters(model)) == ["b"]
+    ah.detach(model)
+    assert ah.adapters(model) == {}
+    for call in (ah.adapters, lambda thing: ah.disabled(thing).__enter__()):
+        with pytest.raises(AttachError, match="is not a model of transformers"):
+            call(nn.DataParallel(model))
+
+
+def test_it_nests_with_itself_and_with_routes(model):
+    adapted = logits(model)
+    rows = len(adapted)
+    with ah.route(model, ["a"] * rows) as route:
+        routed = logits(model)
+        with pytest.raises(AttachError, match=f"has {rows}"):
+            route.split(torch.zeros(rows + 1, 3))
+        with ah.disabled(model):
+            bare = logits(model)
+            with ah.route(model, ["a"] * rows), ah.disabled(model):
+                assert torch.equal(logits(model), bare)
+            with ah.disabled(model):
+                assert torch.equal(logits(model), bare)
+            with ah.route(model, ["a"] * rows):
+                assert torch.equal(logits(model), routed)
+            assert torch.equal(logits(model), bare)
+            for change, argument in ((ah.attach, "lora"), (ah.activate, "a"), (ah.detach, "a")):
+                with pytest.raises(AttachError, match=r"inside route\(...\) or disabled\(...\)"):
+                    change(model, argument)
+        assert torch.equal(logits(model), routed)
+    assert torch.equal(logits(model), adapted)
+    assert len({bare.sum().item(), routed.sum().item(), adapted.sum().item()}) == 3
+
+
+def test_it_applies_in_its_own_thread():
+    """The other thread computes with its route, as if nothing were disabled here."""
+    model = tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT)
+
+    def states():
+        with torch.no_grad():
+            return model(**tiny_models.batch()).last_hidden_state
+
+    bare = states()
+    tiny_models.scramble(ah.attach(model, "lora", name="a"))
+    model.eval()
+    adapted, found = states(), {}
+
+    def compute():
+        found["active"] = states()
+        with ah.route(model, ["a"] * len(bare)):
+            found["routed"] = states()
+
+    with ah.disabled(model):
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+        assert torch.equal(states(), bare)
+    assert torch.equal(found["active"], adapted)
+    torch.testing.assert_close(found["routed"], adapted)

@@ -216,15 +216,10 @@ def test_a_mix_is_refused_where_heads_read_another_stream():
         assert "target_mapping" in error.value.expected
     ah.activate(model)
     assert all(torch.equal(a, b) for a, b in zip(scores(model), bare, strict=True))
-
-
-def test_other_methods_have_an_effect_on_what_xlnet_generates(subtests):
-    for method in ["bitfit", "compacter", "full", "houlsby", "ia3", "norms"]:
-        with subtests.test(method=method):
-            model = tiny_models.model("xlnet", "causal-lm")
-            bare = scores(model)
-            tiny_models.scramble(ah.attach(model, example(method)), std=0.5)
-            assert all(
-                not torch.allclose(a, b, atol=1e-3)
-                for a, b in zip(scores(model), bare, strict=True)
-            )
+    ah.detach(model)
+    for method in ["bitfit", "compacter", "full", "houlsby", "ia3", "norms"]:  # others are applied
+        adapter = ah.attach(model, example(method))
+        tiny_models.scramble(adapter, std=0.5)
+        for one, other in zip(scores(model), bare, strict=True):
+            assert not torch.allclose(one, other, atol=1e-3), method
+        adapter.detach()
