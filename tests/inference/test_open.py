@@ -18,11 +18,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, FileError, MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import Saved
-from adapterhub.inference.open import (
-    open_adapter,
-    open_backbone,
-    open_several,
-)
+from adapterhub.inference.open import open_adapter, open_backbone, open_several
 from adapterhub.inference.record import training_record
 from adapterhub.tasks import parse_task
 from tests.kit.data import sentences

@@ -12,16 +12,9 @@ import pytest
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, OutputError
+from adapterhub.inference import table_job
 from adapterhub.inference.open import AdapterSource, open_adapter
-from adapterhub.inference.table_job import (
-    ONLY,
-    PlannedTable,
-    TableJob,
-    TableOutput,
-    TableWorker,
-    described_job,
-    plan_table,
-)
+from adapterhub.inference.table_job import ONLY, TableJob, TableOutput, TableWorker, plan_table
 from tests.kit.runs import TABLE_ROWS, routed, write_table
 
 
@@ -56,7 +49,7 @@ def test_the_identity_follows_rows_adapters_and_columns(two_adapters, tmp_path):
     source = write_table(tmp_path)
     first = plan_table(routed(two_adapters, source))
     assert plan_table(routed(two_adapters, source)).identity == first.identity
-    assert described_job(first)["identity"] == first.identity
+    assert table_job.described_job(first)["identity"] == first.identity
     other = {"mood": two_adapters["thing"], "thing": two_adapters["mood"]}
     assert plan_table(routed(other, source)).identity != first.identity
     write_table(tmp_path, group=10)
@@ -93,11 +86,11 @@ def test_an_invalid_row_and_a_node_with_another_release_are_refused(two_adapters
 
 
 @pytest.fixture
-def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> PlannedTable:
+def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> table_job.PlannedTable:
     return plan_table(routed(two_adapters, write_table(tmp_path / "rows")))
 
 
-def rows_of(planned: PlannedTable, number: int) -> pa.Table:
+def rows_of(planned: table_job.PlannedTable, number: int) -> pa.Table:
     return pa.table({"id": [number] * planned.parts[number].rows})
 
 
@@ -112,7 +105,7 @@ def test_another_job_and_other_files_are_refused(two_adapters, planned, tmp_path
         TableOutput("memory://bucket/out.parquet", planned)
 
 
-def test_a_url(planned: PlannedTable) -> None:
+def test_a_url(planned: table_job.PlannedTable) -> None:
     memory = fsspec.filesystem("memory")
     try:
         output = TableOutput("memory://jobs/out", planned)

@@ -19,20 +19,8 @@ from adapterhub.errors import ConfigError, OutputError
 from adapterhub.loop import checkpoint, loop
 from adapterhub.loop.loop import RunClock, RunProgress, check_length, peak_memory
 from adapterhub.recipe.recipe import RunOptions, TrainOptions
-from tests.kit.runs import (
-    BATCH,
-    OPTIONS,
-    Data,
-    Learner,
-    Ticks,
-    bits,
-    final_bytes,
-    fit,
-    forks,
-    killed,
-    lines,
-    scores,
-)
+from tests.kit import runs
+from tests.kit.runs import BATCH, OPTIONS, Data, Learner, bits, final_bytes, fit, lines, scores
 from tests.kit.selection import cases_of
 
 NONE = math.nan  # an evaluation without a loss is as one whose loss is not finite
@@ -234,14 +222,14 @@ KILLED = RunOptions(
 
 def ticking_fit(output: Path, at: int, resume: bool = False) -> int:
     """Run once, killed at tick `at`; return the number of ticks if it was not killed."""
-    ticks = Ticks(at)
+    ticks = runs.Ticks(at)
     with pytest.MonkeyPatch.context() as patch:
         ticks.watch_files(patch)
         fit(output, KILLED, data=Data(ticks), resume=resume)
     return ticks.count
 
 
-@forks
+@runs.forks
 def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path):
     """Also when it is killed again and again."""
     total = ticking_fit(tmp_path / "whole", at=-1)
@@ -251,7 +239,7 @@ def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path):
     for name, ticks in (moments | {"often": (3, 20, 25, 16, 15, 14)}).items():
         for number, at in enumerate(ticks):
             output, resume = tmp_path / name, number > 0
-            killed(partial(ticking_fit, output, at, resume))
+            runs.killed(partial(ticking_fit, output, at, resume))
         ticking_fit(tmp_path / name, at=-1, resume=True)
         assert final_bytes(tmp_path / name) == expected, f"killed at {ticks} of {total}"
 

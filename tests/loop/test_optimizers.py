@@ -1,4 +1,4 @@
-"""Optimizers: exact resume, and the predicted memory of their state."""
+"""What may change in the steps of a run: the optimizer, and noise on token embeddings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.loop import engine
-from adapterhub.loop.engine import OPTIMIZERS, Engine
+from adapterhub.loop.engine import OPTIMIZERS, Engine, noisy_embeddings
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
+from tests.kit.own_models import network
 
-pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 
 
@@ -41,6 +41,8 @@ def tensors(engine):
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_it_resumes_exactly_and_its_predicted_memory_is_the_real_one(name, tmp_path):
+    if "8bit" in name:
+        pytest.importorskip("bitsandbytes")
     whole = started(name)
     steps(whole, range(6))
     cut = started(name)
@@ -118,3 +120,38 @@ def test_a_riemannian_run_needs_two_factors_that_train():
         with pytest.raises(ConfigError, match="both train") as error:
             engine.begin(8)
         assert "train.optimizer=adamw" in error.value.hint
+
+
+# Uniform noise on token embeddings, only where gradients are computed: train.neftune_alpha.
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method"), [("llama", "lora"), ("bert", "prompt(length=3)"), ("t5", "full")]
+)
+def test_embeddings_get_noise_while_gradients_are_computed(architecture, method):
+    model = tiny_models.usual_model(architecture)
+    ah.attach(model, method)
+    batch = tiny_models.labelled_batch(model)
+    weight, seen = model.get_input_embeddings().weight, []
+    tables = [m for m in model.modules() if getattr(m, "weight", None) is weight]
+    bare = model(**batch).logits
+    with noisy_embeddings(model, 5.0):
+        with torch.no_grad():
+            torch.testing.assert_close(model(**batch).logits, bare)
+        watches = [t.register_forward_hook(lambda m, i, o: seen.append((i[0], o))) for t in tables]
+        noisy = model(**batch).logits
+        for watch in watches:
+            watch.remove()
+    assert not torch.allclose(noisy, bare)
+    assert len(seen) == (2 if architecture == "t5" else 1)
+    for ids, output in seen:
+        most = 5.0 / (output.shape[1] * output.shape[2]) ** 0.5
+        noise = output - weight[ids]
+        assert noise.abs().max() <= most * (1 + 1e-4)
+        assert noise.std().item() == pytest.approx(most / 3**0.5, rel=0.1)
+    assert torch.equal(model(**batch).logits, bare)
+
+
+def test_a_backbone_without_tokens_is_refused():
+    with pytest.raises(ConfigError, match="no table of tokens"):
+        noisy_embeddings(network("conv2d")[0], 1.0).__enter__()

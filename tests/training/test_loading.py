@@ -28,16 +28,7 @@ from adapterhub.methods.common.base import dump_methods, parse_methods
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training import loading
-from adapterhub.training.loading import (
-    BackboneLoader,
-    KernelChoice,
-    SharedLoader,
-    can_compute,
-    choose_kernels,
-    default_length,
-    fit_rows,
-    layer_shape,
-)
+from adapterhub.training.loading import KernelChoice, SharedLoader, can_compute, fit_rows
 from adapterhub.training.run import prepare, run
 from adapterhub.training.run_data import RunData, read_data
 from tests.kit import tiny_models
@@ -76,7 +67,9 @@ def recipe(recipe_with) -> Recipe:
     return recipe_with(*words, "train.tensorboard=false", "train.report=false")
 
 
-def train(recipe: Recipe, output: Path, loader: BackboneLoader | None = None) -> tuple[bytes, ...]:
+def train(
+    recipe: Recipe, output: Path, loader: loading.BackboneLoader | None = None
+) -> tuple[bytes, ...]:
     """Train into a folder; return the bytes that only recipe, data and versions decide."""
     recipe = replace(recipe, output=str(output))
     run(recipe, quiet(recipe), loader=loader)
@@ -192,7 +185,7 @@ def test_a_model_with_other_adapters_is_not_given_away(recipe, tmp_path, counted
     [(5, 512, 128), (129, 512, 136), (136, 512, 136), (600, 512, 512), (5, 64, 64)],
 )
 def test_the_default_follows_the_longest_row(longest, most, length):
-    assert default_length(longest, most) == length
+    assert loading.default_length(longest, most) == length
 
 
 def fitted(words, chosen=None, reads=1000, trained=None, task="classification", held=1):
@@ -283,7 +276,7 @@ def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
 
 
 def choice(recipe: Recipe) -> KernelChoice:
-    return choose_kernels(recipe, read_data(recipe), parse_methods("lora"))
+    return loading.choose_kernels(recipe, read_data(recipe), parse_methods("lora"))
 
 
 @pytest.mark.parametrize(
@@ -373,7 +366,7 @@ WITHOUT_BF16 = {"deberta", "xlnet"}
 @long_table("name", tiny_models.ARCHITECTURES)
 def test_every_architecture_trains_in_bf16_with_eager_attention(name, tmp_path):
     config = tiny_models.usual_model(name).config
-    assert layer_shape(config, 32, 16).width == config.get_text_config().hidden_size
+    assert loading.layer_shape(config, 32, 16).width == config.get_text_config().hidden_size
     losses = {}
     for dtype, attention in (("fp32", None), ("bf16", "eager")):
         model = load_tiny(name, tmp_path / dtype, dtype, attention)

@@ -23,16 +23,7 @@ from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.training import run as running
 from adapterhub.training.loading import make_ready
-from adapterhub.training.run import (
-    PreparedRun,
-    RunPage,
-    begun_epochs,
-    drawn_batches,
-    epoch_batches,
-    first_batches,
-    prepare,
-    run,
-)
+from adapterhub.training.run import PreparedRun, RunPage, drawn_batches, epoch_batches, prepare, run
 from adapterhub.training.stream import StreamBatches
 from tests.kit import tiny_models
 from tests.kit.data import streamed_recipe, write_json_lines, write_shards
@@ -210,7 +201,7 @@ def test_an_epoch_of_rows_in_memory(backbone, tmp_path):
     first, second = (epoch_batches(run, epoch) for epoch in (0, 1))
     assert isinstance(first, LazyBatches)
     assert len(first) == 5
-    assert begun_epochs(run) == 3  # twelve steps of five
+    assert running.begun_epochs(run) == 3  # twelve steps of five
     assert first.order != second.order  # type: ignore[attr-defined]
     assert first.order == epoch_batches(run, 0).order  # type: ignore[attr-defined]
 
@@ -220,7 +211,7 @@ def test_the_epoch_of_a_stream_is_the_run(backbone, tmp_path, monkeypatch):
     stream = drawn_batches(run)
     assert isinstance(stream, StreamBatches)
     assert (len(stream), stream.reader.size, stream.workers) == (24, 16, 0)
-    assert begun_epochs(run) == 1
+    assert running.begun_epochs(run) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     shared = epoch_batches(run, 0)
@@ -233,7 +224,7 @@ def test_trying_a_batch_takes_nothing_from_the_run(backbone, tmp_path):
     stream = drawn_batches(run)
     assert stream is not None
     before = stream.state()
-    tried = first_batches(run)
+    tried = running.first_batches(run)
     assert stream.state() == before
     assert tried.training[0]["input_ids"].tolist() == stream[0]["input_ids"].tolist()
     assert tried.evaluation == ()

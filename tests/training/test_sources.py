@@ -27,12 +27,7 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.plan import plan_of
 from adapterhub.training.run import epoch_batches, prepare, run
 from adapterhub.training.run_data import read_data
-from adapterhub.training.sources import (
-    SourcedRows,
-    apportioned,
-    drawn_rows,
-    source_shares,
-)
+from adapterhub.training.sources import SourcedRows, apportioned, drawn_rows, source_shares
 from adapterhub.training.stream import BlockReader, mix_streams, open_examples
 from tests.kit.data import sentences, word_tokenizer, write_json_lines, write_tsv
 from tests.kit.runs import final_bytes, forks, killed, quiet

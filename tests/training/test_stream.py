@@ -32,15 +32,8 @@ from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream import StreamBatches, StreamedRows, open_examples, stream_rows
-from tests.kit import processes, tiny_models
-from tests.kit.data import (
-    sentences,
-    streamed_recipe,
-    word_tokenizer,
-    write_json_lines,
-    write_shards,
-    write_tsv,
-)
+from tests.kit import data, processes, tiny_models
+from tests.kit.data import sentences, streamed_recipe, write_json_lines, write_shards, write_tsv
 from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
 from tests.kit.task_cases import CASES
 
@@ -158,7 +151,7 @@ def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_pat
     rows += [messages("system", "be kind", "user", "hello there", "assistant", "b")]
     file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
     stream, _ = open_examples(file, DataOptions(), parse_task("causal-lm"))
-    tokenizer = word_tokenizer()
+    tokenizer = data.word_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
         "{% endif %}{{ m.role ~ ' ' ~ m.content ~ ' ' }}{% endfor %}"

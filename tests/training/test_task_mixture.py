@@ -25,11 +25,7 @@ from adapterhub.recipe.recipe import Recipe, parse_mixing
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.plan import plan_of
 from adapterhub.training.run import RunOutcome, prepare, run
-from adapterhub.training.task_mixture import (
-    MixedRows,
-    TaskMixture,
-    mixed_order,
-)
+from adapterhub.training.task_mixture import MixedRows, TaskMixture, mixed_order
 from tests.kit.data import HEADS, mixed_recipe, word_tokenizer, write_json_lines, write_tasks
 from tests.kit.runs import Notes, final_bytes, forks, killed, lines, quiet
 
