@@ -6,18 +6,19 @@ import itertools
 import json
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 import adapterhub as ah
@@ -38,32 +39,36 @@ from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
 
 
-@pytest.fixture(params=["loss", "gradient"])
-def broken(request: pytest.FixtureRequest) -> Learner:
-    """A trainee whose loss, or only its gradient, is not finite in step 5."""
-    calls = itertools.count(1)
+class Changed(Net):
+    """A network whose loss a function changes in training."""
 
-    class Broken(Net):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> SimpleNamespace:
-            out = super().forward(x, labels)
-            if self.training and next(calls) == 13:
-                weight = next(self.body.parameters())
-                zero = torch.zeros(()) * weight.sum()
-                out.loss = out.loss * math.nan if request.param == "loss" else (
-                    out.loss + zero.sqrt()
-                )  # fmt: skip
-            return out
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
 
-    return Learner(Broken())
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> SimpleNamespace:
+        out = super().forward(x, labels)
+        if self.training:
+            out.loss = self.change(out.loss)
+        return out
 
 
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
 @pytest.mark.parametrize("read_each_step", [True, False])
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     tmp_path, broken, read_each_step, monkeypatch
 ):
+    """The loss of step 5 is not finite, or only its gradient."""
+    calls = itertools.count(1)
+
+    def change(loss: Tensor) -> Tensor:
+        if next(calls) != 13:
+            return loss
+        return loss * math.nan if broken == "loss" else loss + (0 * loss).sqrt()
+
     monkeypatch.setattr(loop, "_is_free_to_read", lambda device: read_each_step)
     with pytest.raises(TrainingError, match=r"step 5 has loss") as error:
-        fit(tmp_path, trainee=broken)
+        fit(tmp_path, trainee=Learner(Changed(change)))
     assert "learning_rate" in str(error.value)
     saved = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last")
     assert saved.progress["step"] == 3
@@ -101,14 +106,6 @@ class Forgetful(Learner):
         return [{"name": "all", "lr": 0.01, "params": params}]
 
 
-class Dead(Net):
-    """The loss has a gradient of zero everywhere."""
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> SimpleNamespace:
-        out = super().forward(x, labels)
-        return SimpleNamespace(loss=out.loss * 0, logits=out.logits)
-
-
 BIASES = [f"body.{n}.bias: not in the optimizer" for n in (0, 3)]
 HALF = [f"body.{n}.{kind}: torch.bfloat16" for n in (0, 3) for kind in ("weight", "bias")]
 
@@ -118,7 +115,7 @@ HALF = [f"body.{n}.{kind}: torch.bfloat16" for n in (0, 3) for kind in ("weight"
     [
         (lambda: Learner(Unused()), ["spare.weight: no gradient", "spare.bias: no gradient"]),
         (Forgetful, BIASES),
-        (lambda: Learner(Dead()), ["every gradient is zero"]),
+        (lambda: Learner(Changed(lambda loss: loss * 0)), ["every gradient is zero"]),
         (lambda: Learner(Net().bfloat16()), HALF),
         (lambda: Learner(Net().requires_grad_(False)), []),
     ],
@@ -135,19 +132,18 @@ def test_what_does_not_train_is_listed_at_the_first_step(tmp_path, trainee, offe
 
 
 def test_out_of_memory_says_what_to_change(tmp_path):
-    class Huge(Net):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> SimpleNamespace:
-            raise torch.OutOfMemoryError
+    def fail(loss: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError
 
     with pytest.raises(TrainingError) as error:
-        fit(tmp_path, trainee=Learner(Huge()))
+        fit(tmp_path, trainee=Learner(Changed(fail)))
     assert error.value.hint == (
         "train.batch_size=2 train.gradient_accumulation=6; train.gradient_checkpointing=true; "
         "train.max_length=64, if that cuts few texts; quantize=nf4, or train.mixed_precision=bf16"
     )
     options = TrainOptions(epochs=1, batch_size=1, max_length=128, tensorboard=False)
     with pytest.raises(TrainingError) as error:
-        fit(tmp_path / "one", options, trainee=Learner(Huge()))
+        fit(tmp_path / "one", options, trainee=Learner(Changed(fail)))
     assert error.value.hint.startswith("train.gradient_checkpointing=true"), "not half of 1"
 
 
@@ -161,7 +157,6 @@ def test_bf16_and_fp16_keep_fp32_tensors_and_resume_exactly(tmp_path):
     fit(tmp_path / "bf16", TrainOptions(epochs=1, **half), trainee=trainee)
     assert seen == {torch.bfloat16}
     assert {t.dtype for t in trainee.tensors().values()} == {torch.float32}
-    fit(tmp_path / "next", TrainOptions(epochs=1, tensorboard=False))
     options = TrainOptions(epochs=2, mixed_precision="fp16", log_every=1, tensorboard=False)
     fit(tmp_path / "whole", options)
     with pytest.raises(TrainingError, match="stopped by a signal"):
@@ -173,9 +168,7 @@ def test_bf16_and_fp16_keep_fp32_tensors_and_resume_exactly(tmp_path):
 
 
 def test_a_precision_that_the_device_lacks_is_refused(tmp_path, monkeypatch):
-    def lacks(**_: Any) -> None:
-        raise ValueError("fp16 mixed precision requires a GPU")
-
+    lacks = Mock(side_effect=ValueError("fp16 mixed precision requires a GPU"))
     monkeypatch.setattr(engine, "Accelerator", lacks)
     with pytest.raises(ConfigError, match=r"train\.mixed_precision=fp16 fails on cpu"):
         fit(tmp_path, TrainOptions(mixed_precision="fp16"))
@@ -251,13 +244,13 @@ TASKS |= {
 BACKBONES = {"text": "llama", "generating": "llama"}
 
 
-def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[torch.Tensor]:
+def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[Tensor]:
     """Return loss and gradients of a step on all rows, in batches of some sizes."""
     order, start = [], 0
     for size in sizes:
         order.append(list(range(start, start + size)))
         start += size
-    found: list[list[torch.Tensor]] = []
+    found: list[list[Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "_update", lambda self, done: torch.zeros(()))
         session = training_session(prepared, Reporter(), resume=False)
@@ -343,6 +336,10 @@ class BertLearner(Learner):
     def train_mode(self, dropout: bool) -> None:
         self.model.train(dropout)
 
+    def attributes(self) -> dict[str, set[str]]:
+        """The names of what each module has, but for its hooks."""
+        return {n: vars(m).keys() - {"_forward_hooks"} for n, m in self.model.named_modules()}
+
 
 def bert_batches(epoch: int) -> LazyBatches:
     ids = torch.randint(1, 40, (16, 9), generator=torch.Generator().manual_seed(1))
@@ -351,38 +348,40 @@ def bert_batches(epoch: int) -> LazyBatches:
     return LazyBatches(order, lambda i: {"input_ids": ids[i], "labels": labels[i]})
 
 
-def train_bert(trainee: BertLearner, output: Path, **options: Any) -> None:
-    options = RunOptions(tensorboard=False, **options)
-    fit(output, options, trainee=trainee, data=bert_batches, evaluate=lambda: {"loss": 1.0})
+def fit_bert(output: Path, **options: Any) -> tuple[int, dict[str, bytes]]:
+    """Train; return the number of calls of one layer, and the last tensors.
 
-
-def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, bytes]]:
-    """Train; return the trainee, the number of calls of one layer, and the last tensors."""
+    The model is left as it was: its attributes, its mode, and what is frozen.
+    """
     trainee, calls = BertLearner(), []
+    before, names = trainee.attributes(), trainee.tensors().keys()
+    frozen = {n: p for n, p in trainee.model.named_parameters() if n not in names}
+    frozen_bytes = bits(frozen)
     attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
     handle = attention.register_forward_hook(lambda *_: calls.append(1))
-    train_bert(trainee, output, epochs=2, **options)
+    options = RunOptions(tensorboard=False, epochs=2, **options)
+    fit(output, options, trainee=trainee, data=bert_batches, evaluate=lambda: {"loss": 1.0})
     handle.remove()
-    last = checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors
-    return trainee, len(calls), bits(last)
+    assert trainee.attributes() == before
+    assert bits(frozen) == frozen_bytes
+    assert all(p.grad is None for p in trainee.model.parameters())
+    modules = [*trainee.model.modules()]
+    assert not any(m.training or getattr(m, "gradient_checkpointing", False) for m in modules)
+    return len(calls), bits(checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors)
 
 
 def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path):
-    """Dropout of what is frozen is off by default, and the model is left as it was."""
+    """Dropout of what is frozen is off by default; bf16 leaves the model as it was, too."""
     ended = []
     for dropout in (False, True):
-        _, plain_calls, plain = fit_bert(tmp_path / f"plain-{dropout}", dropout=dropout)
-        trainee, calls, same = fit_bert(
-            tmp_path / f"again-{dropout}", dropout=dropout, gradient_checkpointing=True
-        )
-        assert (plain_calls, calls) == (8, 16)
-        assert same == plain
+        calls, plain = fit_bert(tmp_path / f"plain-{dropout}", dropout=dropout)
+        options = {"dropout": dropout, "gradient_checkpointing": True}
+        again = fit_bert(tmp_path / f"again-{dropout}", **options)
+        assert calls == 8
+        assert again == (16, plain)
         ended.append(plain)
-        modules = [*trainee.model.modules()]
-        assert not any(getattr(m, "gradient_checkpointing", False) for m in modules)
-        assert not any(m.training for m in modules)
-        assert not any("_gradient_checkpointing_func" in vars(m) for m in modules)
     assert ended[0] != ended[1]
+    fit_bert(tmp_path / "bf16", mixed_precision="bf16")
 
 
 def test_gradient_checkpointing_needs_layers_that_can(tmp_path):
@@ -391,20 +390,6 @@ def test_gradient_checkpointing_needs_layers_that_can(tmp_path):
     with pytest.raises(ConfigError, match="out of range") as error:
         RunOptions(offload_activations=True)
     assert "only with gradient_checkpointing=true" in str(error.value)
-
-
-def test_the_model_is_left_as_it_was(tmp_path):
-    trainee = BertLearner()
-    before = {
-        name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()
-    }
-    frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
-    frozen_bytes = bits(frozen)
-    train_bert(trainee, tmp_path, epochs=1, mixed_precision="bf16")
-    after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}
-    assert after == before
-    assert bits(frozen) == frozen_bytes
-    assert all(p.grad is None for p in trainee.model.parameters())
 
 
 def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch):
@@ -418,11 +403,11 @@ def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch):
         ):
             yield
 
-    _, _, expected = fit_bert(tmp_path / "plain")
+    _, expected = fit_bert(tmp_path / "plain")
     on = {"gradient_checkpointing": True, "offload_activations": True}
-    _, _, unmoved = fit_bert(tmp_path / "cpu", **on)
+    _, unmoved = fit_bert(tmp_path / "cpu", **on)
     monkeypatch.setattr(engine, "_kept_on_host", counted)
-    _, _, moved = fit_bert(tmp_path / "counted", **on)
+    _, moved = fit_bert(tmp_path / "counted", **on)
     assert unmoved == moved == expected
     batches = 2 * 4
     assert kept.count(torch.Size([4, 9, 32])) == batches * 3, "the input of each of three layers"
@@ -431,13 +416,6 @@ def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch):
     # A context moves what is saved only if it is not on the host.
     assert isinstance(_kept_on_host([torch.zeros(1), None]), nullcontext)
     assert isinstance(_kept_on_host([torch.zeros(1, device="meta")]), save_on_cpu)
-
-
-def checkpointed(architecture: str) -> Any:
-    """Return a tiny model whose user has turned checkpointing on."""
-    model = tiny_models.model(architecture, "features")
-    tiny_models.enable_gradient_checkpointing(model)
-    return model
 
 
 def switches(model: Any) -> list[tuple[bool, Any]]:
@@ -452,7 +430,8 @@ def switches(model: Any) -> list[tuple[bool, Any]]:
 @pytest.mark.parametrize("architecture", ["bert", "llama", "t5"])
 def test_a_users_own_checkpointing_comes_back(architecture):
     """Behind a prediction of memory, and behind training."""
-    model = checkpointed(architecture)
+    model = tiny_models.model(architecture, "features")
+    tiny_models.enable_gradient_checkpointing(model)
     before = switches(model)
     assert all(on for on, _ in before)
     adapter = ah.attach(model, "lora")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -33,11 +34,10 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def attached(method: Any = "unfreeze", layers: int = 3) -> Adapter:
+def attached(method: str = "unfreeze") -> Adapter:
     torch.manual_seed(0)
-    return ah.attach(
-        tiny_models.model("bert", num_hidden_layers=layers, **tiny_models.NO_DROPOUT), method
-    )
+    model = tiny_models.model("bert", num_hidden_layers=3, **tiny_models.NO_DROPOUT)
+    return ah.attach(model, method)
 
 
 def batches(epoch: int, event: Callable[[], None] = lambda: None) -> LazyBatches:
@@ -64,21 +64,14 @@ def fit(
 
     def evaluate() -> dict[str, float]:
         event()
-        done = checkpoint_steps(output)
-        return {"accuracy": values[done]}
+        last = checkpoint.folder_of(output, "last")
+        known = checkpoint.exists(last) and checkpoint.load_checkpoint(last).progress["history"]
+        return {"accuracy": values[len(known or [])]}
 
     runs.fit(
         output, RunOptions(**OPTIONS | options), trainee=AdapterTrainee(adapter),
         data=partial(batches, event=event), evaluate=evaluate, resume=resume, metric="accuracy",
     )  # fmt: skip
-
-
-def checkpoint_steps(output: Path) -> int:
-    """The number of evaluations in the last checkpoint."""
-    last = checkpoint.folder_of(output, "last")
-    return (
-        len(checkpoint.load_checkpoint(last).progress["history"]) if checkpoint.exists(last) else 0
-    )
 
 
 def depth(name: str) -> int:
@@ -144,16 +137,6 @@ def test_each_epoch_the_next_lower_layer_joins_at_the_rates_of_equations_1_to_3(
     assert all(t.requires_grad for t in adapter.tensors().values())
 
 
-def stages_of(
-    method: str, output: Path, patch: pytest.MonkeyPatch, *scores, **options
-) -> list[int]:
-    """Train; return the lowest layer that moved in each step."""
-    adapter = attached(method)
-    watch = Watch(adapter, patch)
-    fit(output, adapter, *scores, **options)
-    return [max(map(depth, moved)) for moved in watch.moved]
-
-
 SCORES = (0.5, math.nan, 0.6, 0.6, 0.1)
 SLOPE = (0.5, 0.4, 0.3, 0.2, 0.1, 0.6)
 
@@ -171,17 +154,16 @@ SLOPE = (0.5, 0.4, 0.3, 0.2, 0.1, 0.6)
     ],
 )  # fmt: skip
 def test_the_schedule_of_stages(tmp_path, monkeypatch, method, scores, options, expected):
-    found = stages_of(method, tmp_path, monkeypatch, scores, **options)
-    assert (found if options else found[::STEPS]) == expected
-
-
-def test_the_sizes_of_stages_have_their_rates(tmp_path, monkeypatch):
-    adapter = attached("unfreeze(every=2, size=2)")
+    """The lowest layer that moves in each step or epoch; stages of two layers have one rate."""
+    adapter = attached(method)
     watch = Watch(adapter, monkeypatch)
-    fit(tmp_path, adapter, max_steps=3)
-    rates = {depth(name): rate for name, rate in watch.rates[0].items() if "unfreeze" in name}
-    top = rates[0]
-    assert rates == pytest.approx({0: top, 1: top, 2: top / 2.6, 3: top / 2.6**2})
+    fit(tmp_path, adapter, scores, **options)
+    found = [max(map(depth, moved)) for moved in watch.moved]
+    assert (found if options else found[::STEPS]) == expected
+    if "size=2" in method:
+        rates = {depth(name): rate for name, rate in watch.rates[0].items() if "unfreeze" in name}
+        top = rates[0]
+        assert rates == pytest.approx({0: top, 1: top, 2: top / 2.6, 3: top / 2.6**2})
 
 
 def test_every_equal_stage_begins_if_there_are_as_many_steps():
@@ -197,34 +179,28 @@ def test_every_equal_stage_begins_if_there_are_as_many_steps():
         assert steps < 4 or max(lengths) - min(lengths) <= 1, steps
 
 
-class Stopped(Exception):
-    """Simulates a kill: no code of the package handles it."""
-
-
 @pytest.mark.parametrize("method", ["unfreeze(every=plateau)", "staged, lora"])
 def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path, method):
     options: dict[str, Any] = {"eval_every": 2, "save_every": 1, "max_steps": 10}
 
     def run(name: str, at: int, resume: bool) -> int:
-        count = 0
+        count = itertools.count()
 
         def event() -> None:
-            nonlocal count
-            if count == at:
-                raise Stopped
-            count += 1
+            if next(count) == at:
+                raise KeyboardInterrupt
 
         fit(tmp_path / name, attached(method), SCORES, event, resume, **options)
-        return count
+        return next(count)
 
     def final(name: str) -> dict[str, bytes]:
-        tensors = checkpoint.load_checkpoint(tmp_path / name / "checkpoints" / "last").tensors
-        return {key: value.numpy().tobytes() for key, value in tensors.items()}
+        last = checkpoint.load_checkpoint(tmp_path / name / "checkpoints" / "last")
+        return runs.bits(last.tensors)
 
     total = run("whole", -1, False)
     assert total == 15
     for at in cases_of(range(1, total, 3), 2):
-        with pytest.raises(Stopped):
+        with pytest.raises(KeyboardInterrupt):
             run(f"at{at}", at, False)
         run(f"at{at}", -1, True)
         assert final(f"at{at}") == final("whole"), f"stopped at event {at}"
@@ -258,7 +234,7 @@ def test_staged_trains_the_top_layers_then_norms_then_everything():
 
 
 def test_staged_takes_any_groups_in_any_order():
-    """No parameter of the backbone trains while the head is alone."""
+    """None of the backbone trains while the head is alone; those that name nothing are listed."""
     groups = "['head', 'embeddings + *.attn.q.*', 'norms', 'top 1']"
     names_by_stage = stage_names(attached(f"staged(groups={groups})"))
     assert sorted(names_by_stage) == [1, 2, 3]
@@ -268,9 +244,6 @@ def test_staged_takes_any_groups_in_any_order():
     assert {depth(name) for name in names_by_stage[3]} == {0}
     named = set().union(*names_by_stage.values())
     assert "encoder.0.ffn.up.weight" not in named, "what no group names stays frozen"
-
-
-def test_groups_that_name_nothing_are_listed_together():
     with pytest.raises(ConfigError) as error:
         attached("staged(groups=['nroms', 'everything', 'decoder.*'])")
     assert error.value.offenders == ("'nroms'; did you mean 'norms'?", "'decoder.*'")
