@@ -1,4 +1,4 @@
-"""A merged model whose head pools is written as a sentence-transformers model."""
+"""Vectors of texts: by several adapters in a batch, and by merged models with a pooling."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.backbones.pooling import POOLS, trained_pooling
-from adapterhub.errors import MergeError
+from adapterhub.errors import AdapterhubError, MergeError
 from adapterhub.inference.merged_checkpoint import take_pooling
 from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import parse_task
@@ -22,19 +23,38 @@ from tests.kit.server import write_adapter
 from tests.kit.session import succeeded
 from tests.kit.task_cases import partners
 
+
+def test_adapters_of_two_domains_in_one_batch(backbone):
+    model, tokenizer = ah.load_backbone(str(backbone), task="embedding")
+    for seed, name in enumerate(("law", "code")):
+        tiny_models.scramble(ah.attach(model, "lora", name=name), seed=seed)
+    texts = ["the movie was good", "a plot", "the end", "very bad"]
+    names = ["law", "code", None, "law"]
+    routed = ah.embed(model, tokenizer, texts, adapters=names, normalize=False)
+    for index, name in enumerate(names):
+        way = ah.disabled(model) if name is None else ah.route(model, [name])
+        with way:
+            alone = ah.embed(model, tokenizer, [texts[index]], normalize=False)[0]
+        assert np.abs(routed[index] - alone).max() < 1e-5
+    assert np.abs(routed[0] - ah.embed(model, tokenizer, texts[:1], normalize=False)[0]).max() > 0.1
+    for options, said in (
+        ({"pooling": "model"}, "pooling"),
+        ({"adapters": ["law", "code"]}, "2 adapters for 1 texts"),
+        ({"adapters": ["nothing"]}, "nothing"),
+    ):
+        with pytest.raises(AdapterhubError, match=said):
+            ah.embed(model, tokenizer, ["a"], **options)
+
+
+# A merged model whose head pools is written as a sentence-transformers model.
+
 TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
 
 
-@pytest.fixture
-def saved(backbone: Path, tmp_path: Path):
-    """Make the folder of an adapter of the tiny backbone whose head pools."""
-    methods = ["lora", "norms"]
-    return lambda how: write_adapter(backbone, tmp_path / "adapter", methods, pooling=how)
-
-
 @pytest.mark.parametrize("how", POOLS)
-def test_the_folder_has_the_logits_of_the_adapter(saved, adapterhub, backbone, tmp_path, how):
-    folder, out = saved(how), tmp_path / "merged"
+def test_the_folder_has_the_logits_of_the_adapter(adapterhub, backbone, tmp_path, how):
+    folder = write_adapter(backbone, tmp_path / "adapter", ["lora", "norms"], pooling=how)
+    out = tmp_path / "merged"
     succeeded(
         adapterhub("merge", folder, "--output", out, "--backbone", backbone),
         f"SentenceTransformer({str(out)!r})",
@@ -59,16 +79,11 @@ def test_the_folder_has_the_logits_of_the_adapter(saved, adapterhub, backbone, t
         torch.testing.assert_close(torch.tensor(encoded), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_head_of_several_layers_is_refused() -> None:
-    model = tiny_models.model("roberta")
-    adapter = ah.attach(model, "lora", pooling="mean")
-    with pytest.raises(MergeError, match="one linear layer") as error:
-        take_pooling(adapter)
-    assert "RobertaClassificationHead" in str(error.value)
-    assert adapter.pooling is not None
-
-
-def test_without_its_pooling_an_adapter_can_be_merged() -> None:
+def test_without_its_pooling_an_adapter_can_be_merged_unless_its_head_has_several_layers():
+    roberta = ah.attach(tiny_models.model("roberta"), "lora", pooling="mean")
+    with pytest.raises(MergeError, match="one linear layer"):
+        take_pooling(roberta)
+    assert roberta.pooling is not None
     model = tiny_models.model("bert")
     adapter = ah.attach(model, "lora", pooling="mean")
     tiny_models.scramble(adapter)

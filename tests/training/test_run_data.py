@@ -1,4 +1,4 @@
-"""The data of a run, read from its recipe, and where the run is placed."""
+"""The data of a run, read from its recipe; where it is placed, and what is said before torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import OF_LANGUAGE_MODELS
 from adapterhub.training.run_data import RunData, check_recipe, placed, read_data
 from tests.kit.data import ODD_FILES, write_tsv
+from tests.kit.processes import run_commands
 
 
-def test_without_evaluation_data_rows_are_held_out(recipe_with, tmp_path):
+def test_without_evaluation_data_rows_are_held_out_or_none_are_evaluated(recipe_with, tmp_path):
     data = read_data(recipe_with("data.eval=null"))
     assert (len(data.train), len(data.evaluation)) == (52, 12)
     held_out = (
@@ -35,9 +36,6 @@ def test_without_evaluation_data_rows_are_held_out(recipe_with, tmp_path):
     assert (len(data.train), len(data.evaluation)) == (80, 20)
     assert "no evaluation data: 20 of 100 rows are held out" in data.notes
     assert data.options.label == "score"
-
-
-def test_evaluation_can_be_left_out(recipe_with):
     data = read_data(recipe_with("data.eval=none"))
     assert (len(data.train), data.evaluation) == (64, [])
     assert "no evaluation: the adapter has the tensors of the last step" in data.notes
@@ -195,3 +193,66 @@ def test_every_option_that_does_not_know_processes_together_is_named(how, others
     named = [line.partition(":")[0].partition("=")[0] for line in error.value.offenders]
     assert named == [*(f"train.{name}" for name in train), *others]
     assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
+
+
+# What is said of a run before torch is imported.
+
+
+ROWS = "text\tlabel\n" + "good film\tyes\nbad film\tno\n" * 4
+FILES = {
+    "good.tsv": ROWS,
+    "empty.tsv": "",
+    "ragged.tsv": "text\tlabel\ngood film\tyes\tmore\n",
+    "columns.tsv": ROWS.replace("text\t", "review\t"),
+    "labels.tsv": ROWS.replace("yes", "other"),
+    "unlabelled.tsv": "text\tlabel\ngood film\t\n",
+}
+GOOD = {
+    "--backbone": "sentence-transformers/all-MiniLM-L6-v2",
+    "--train": "good.tsv",
+    "--eval": "good.tsv",
+    "--output": "run",
+}
+REFUSED = {
+    "a missing training file": ({"--train": "gone.tsv"}, "no such file: 'gone.tsv'"),
+    "a missing evaluation file": ({"--eval": "gone.tsv"}, "no such file: 'gone.tsv'"),
+    "an empty file": ({"--train": "empty.tsv"}, "empty.tsv is empty"),
+    "a malformed row": ({"--train": "ragged.tsv"}, "line 2: 3 fields"),
+    "a missing column": ({"--train": "columns.tsv"}, "'text'"),
+    "a label that training lacks": ({"--eval": "labels.tsv"}, "other"),
+    "a row without label": ({"--train": "unlabelled.tsv"}, "line 2"),
+    "an unknown method": ({"--method": "lorra"}, "did you mean 'lora'"),
+    "an unknown option of a method": ({"--method": "lora(rnk=4)"}, "did you mean 'rank'"),
+    "an option of a wrong type": ({"--method": "lora(rank=big)"}, "lora.rank is 'big'"),
+    "an unknown task": ({"--task": "clasification"}, "did you mean 'classification'"),
+    "an unknown option": ({"train.epoch=3": None}, "train.epoch is not an option"),
+    "an option out of range": ({"train.epochs=0": None}, "epochs: 0"),
+    "a missing backbone": ({"--backbone": "./nothing"}, "no backbone './nothing'"),
+    "a folder without a model": ({"--backbone": "."}, "lacks config.json"),
+    "an unknown quantization": ({"--quantize": "nf5"}, "nf5"),
+    "an unknown dtype": ({"dtype=fp8": None}, "fp8"),
+    "an output folder in use": ({"--output": "."}, "exists"),
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preflight")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    words = {
+        case: ["train", *(w for pair in (GOOD | changes).items() for w in pair if w is not None)]
+        for case, (changes, _) in REFUSED.items()
+    }
+    results = run_commands(words, folder)
+    assert not (folder / "run").exists()
+    return results
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_said_before_torch_is_imported(case, said):
+    code, output, slow = said[case]
+    assert code == 2, output
+    assert REFUSED[case][1] in output
+    assert output.count("error: ") == 1
+    assert slow == []
