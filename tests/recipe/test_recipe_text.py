@@ -6,7 +6,6 @@ import dataclasses
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,31 +26,27 @@ from adapterhub.recipe.recipe import (
     recipe_schema,
     schema_bytes,
 )
-from adapterhub.recipe.sweep import STAGES, read_staged
+from adapterhub.recipe.sweep import read_staged
 from adapterhub.tasks import TASKS, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 from tests.kit.compare import problems
 from tests.kit.selection import long_table
 
-EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
-RECIPES = [path for path in EVERY if STAGES not in load_yaml(path)]
-SCHEMA_OF_RECIPES: dict[str, Any] = json.loads(json.dumps(recipe_schema(), allow_nan=False))
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+SCHEMA_OF_RECIPES = json.loads(json.dumps(recipe_schema(), allow_nan=False))
 
 
-def fits(data: Any) -> bool:
+def fits(data):
     return not problems(data, SCHEMA_OF_RECIPES)
 
 
-def normal(recipe: Recipe) -> Recipe:
+def normal(recipe):
     usual = usual_method(parse_task(recipe.task or DEFAULT).head)
-    return dataclasses.replace(
-        recipe,
-        method=parse_methods(recipe.method or usual),  # type: ignore[arg-type]
-        task=None if recipe.task is None else parse_task(recipe.task),
-    )
+    task = None if recipe.task is None else parse_task(recipe.task)
+    return dataclasses.replace(recipe, method=parse_methods(recipe.method or usual), task=task)
 
 
-def check(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def check(recipe, folder):
     text = commented_recipe(recipe)
     assert max(map(len, text.splitlines())) <= 80
     (folder / "recipe.yaml").write_text(text, encoding="utf-8")
@@ -61,30 +56,26 @@ def check(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return data
 
 
+def names_of(cls):
+    return [option.name for option in options_of(cls)]
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_each_recipe_of_the_repository(path, tmp_path):
-    assert fits(load_yaml(path))
-    data = check(read(path), tmp_path)
-    assert list(data["train"]) == [option.name for option in options_of(TrainOptions)]
-    assert list(data["data"]) == [option.name for option in options_of(DataOptions)]
-    assert sorted(data) == sorted(option.name for option in options_of(Recipe))
-
-
-@pytest.mark.parametrize("path", sorted({*EVERY} - {*RECIPES}), ids=lambda path: path.stem)
-def test_each_stage_of_a_recipe_of_the_repository(path, tmp_path):
+def test_each_recipe_and_each_stage_of_the_repository(path, tmp_path):
     assert fits(load_yaml(path))
     staged = read_staged(path)
-    assert staged is not None
-    assert len(staged.stages) > 1
-    for recipe in staged.stages.values():
-        check(recipe, tmp_path)
+    for recipe in staged.stages.values() if staged else [read(path)]:
+        data = check(recipe, tmp_path)
+        assert list(data["train"]) == names_of(TrainOptions)
+        assert list(data["data"]) == names_of(DataOptions)
+        assert sorted(data) == sorted(names_of(Recipe))
 
 
 @long_table("name", sorted(METHODS))
 def test_each_method(name, tmp_path):
     text = method_text(METHODS[name].example())
     data = check(read_draft(flags={"method": text}), tmp_path)
-    assert list(data["method"][name]) == [option.name for option in options_of(METHODS[name])]
+    assert list(data["method"][name]) == names_of(METHODS[name])
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
@@ -92,8 +83,7 @@ def test_each_task(name, tmp_path):
     data = check(read_draft(flags={"task": name}), tmp_path)
     # What is left out of files while it has its default is left out here, too.
     later = {field.name for field in fields(TASKS[name]) if field.metadata.get("omitted")}
-    names = [option.name for option in options_of(TASKS[name]) if option.name not in later]
-    assert list(data["task"][name]) == names
+    assert list(data["task"][name]) == [n for n in names_of(TASKS[name]) if n not in later]
 
 
 def test_several_methods_and_one_twice(tmp_path):
@@ -108,9 +98,6 @@ def test_each_option_has_its_help_text_values_and_default():
     text = commented_recipe(read_draft(None, ["train.log_every=7"]))
     assert "  # report the loss every N steps\n  #   int, default 10\n  log_every: 7\n" in text
     assert "#   str, default ''\nbackbone: ''\n" in text
-    assert (
-        "  # lora: low-rank updates of projections; its learning rate is 0.001\n  lora:\n" in text
-    )
 
 
 def test_an_invalid_spec_is_an_error():
@@ -121,15 +108,13 @@ def test_an_invalid_spec_is_an_error():
 
 # Its schema
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_fits_in_each_syntax(name):
     method = METHODS[name].example()
     text = method_text(method)
     (normal,) = dump_methods([method])
-    specs: list[Any] = [name, f"{name}(layers=all)", text, normal, {name: None}, {name: {}}]
+    specs = [name, f"{name}(layers=all)", text, normal, {name: None}, {name: {}}]
     specs += [[name, f"lora, {name}"], [normal, "bitfit"]]
     for spec in specs:
         assert problems({"method": spec}, SCHEMA_OF_RECIPES) == [], spec
@@ -147,13 +132,10 @@ def test_every_task_fits_in_each_syntax(name):
 @pytest.mark.parametrize(
     "data",
     [
-        {"method": "lroa"},
         {"method": "lorax(rank=4)"},
         {"method": {"lroa": {}}},
-        {"method": {"lora": {"rank": "four"}}},
         {"method": {"lora": {"layers": 1.5}}},
         {"method": []},
-        {"method": {}},
         {"task": ["classification"]},
         {"task": {}},
         {"train": {"epohcs": 3}},
@@ -164,14 +146,10 @@ def test_every_task_fits_in_each_syntax(name):
 )
 def test_what_it_refuses_train_refuses_too(data):
     assert not fits(data)
-
-    def parse() -> None:
+    with pytest.raises(ConfigError):  # noqa: PT012
         recipe = read_draft(flags=data)
         parse_methods(recipe.method)  # type: ignore[arg-type]
         parse_task(recipe.task)
-
-    with pytest.raises(ConfigError):
-        parse()
 
 
 def test_editors_show_help_texts_and_defaults():
@@ -180,7 +158,7 @@ def test_editors_show_help_texts_and_defaults():
     assert all(each["description"] for each in names)
     for name, cls in METHODS.items():
         properties = objects["properties"][name]["properties"]
-        assert list(properties) == [option.name for option in options_of(cls)]
+        assert list(properties) == names_of(cls)
         assert all(option["description"] for option in properties.values())
     assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
     assert json.loads(schema_bytes()) == SCHEMA_OF_RECIPES

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.config.yaml import dump_yaml
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.sweep import MOST_NAME, StagedRecipe, parse_sweep, read_staged
+from adapterhub.recipe.sweep import MOST_NAME, parse_sweep, read_staged
 
 
 def test_the_last_option_changes_fastest():
@@ -22,7 +19,7 @@ def test_the_last_option_changes_fastest():
         ("method=pfeiffer", "train.learning_rate=1e-3"),
         ("method=pfeiffer", "train.learning_rate=1e-4"),
     ]
-    assert [run.name for run in runs][::3] == [
+    assert [runs[0].name, runs[3].name] == [
         "lora,learning_rate=1e-3",
         "pfeiffer,learning_rate=1e-4",
     ]
@@ -44,13 +41,10 @@ def test_commas_inside_brackets_and_quotes_belong_to_a_value(word, values):
     assert [run.words for run in parse_sweep([word])] == [(f"{key}={v}",) for v in values]
 
 
-@pytest.mark.parametrize("word", ["method", "method=", "=lora", "method=lora,", "seed=,1"])
-def test_an_option_without_values_is_refused(word):
-    with pytest.raises(ConfigError, match="is not an option with values"):
-        parse_sweep([word])
-
-
-def test_repetitions_are_refused_all_at_once():
+def test_options_without_values_and_repetitions_are_refused():
+    for word in ("method", "method=", "=lora", "method=lora,", "seed=,1"):
+        with pytest.raises(ConfigError, match="is not an option with values"):
+            parse_sweep([word])
     with pytest.raises(ConfigError) as error:
         parse_sweep(["seed=0,0", "method=lora", "method=mam"])
     assert error.value.offenders == ("method is given twice", "seed has the value 0 twice")
@@ -83,12 +77,10 @@ STAGES = [
 ]
 
 
-def staged(folder: Path, *words: str, **changed: Any) -> StagedRecipe:
+def staged(folder, *words, **changed):
     """Write a recipe, and read it."""
     (folder / "recipe.yaml").write_text(dump_yaml({**COMMON, "stages": STAGES, **changed}))
-    read = read_staged(folder / "recipe.yaml", words)
-    assert read is not None
-    return read
+    return read_staged(folder / "recipe.yaml", words)
 
 
 def test_a_stage_overrides_what_is_around_it(tmp_path):
@@ -108,7 +100,6 @@ def test_what_is_written_reads_the_same(tmp_path):
     read = staged(tmp_path, "train.epochs=5", "method=[bitfit, ia3]")
     (tmp_path / "again.yaml").write_text(read.to_yaml())
     again = read_staged(tmp_path / "again.yaml")
-    assert again is not None
     assert again.stages == read.stages
     (tmp_path / "plain.yaml").write_text(dump_yaml(COMMON))
     assert read_staged(tmp_path / "plain.yaml") is read_staged(None, ["seed=1"]) is None
@@ -130,8 +121,6 @@ def test_a_stage_may_name_no_method_and_other_names_stay_references(tmp_path):
     ("stages", "expected"),
     [
         ([], "expected: a list of recipes"),
-        ("first", "expected: a list of recipes"),
-        ([{"task": "masked-lm"}], "stage 1: the name is None"),
         (["first"], "stage 1: the name is None"),
         ([{"name": "../up"}], "the name is '../up'"),
         ([{"name": "adapter"}], "the name is 'adapter'"),
@@ -145,8 +134,5 @@ def test_invalid_stages(stages, expected, tmp_path):
     with pytest.raises(ConfigError) as error:
         staged(tmp_path, stages=stages)
     assert expected in str(error.value)
-
-
-def test_an_output_is_needed(tmp_path):
     with pytest.raises(ConfigError, match="no output"):
         staged(tmp_path, output=None)
