@@ -91,7 +91,7 @@ threads: venv
 
 # trl's trainers on attached models.
 trl: .venv-trl/.installed
-	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/tasks/test_preference_losses.py tests/tasks/test_grpo.py tests/tasks/test_distillation.py tests/training/test_teacher.py tests/contract/peers/test_trl.py tests/contract/peers/test_async_grpo.py $(ARGS)
+	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/tasks/test_preference.py tests/tasks/test_grpo.py tests/tasks/test_distillation.py tests/training/test_teacher.py tests/contract/peers/test_trl.py tests/contract/peers/test_async_grpo.py $(ARGS)
 
 # Backbones quantized by torchao, in addition to bitsandbytes.
 torchao: .venv-torchao/.installed

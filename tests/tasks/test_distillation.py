@@ -1,4 +1,4 @@
-"""Divergences from a teacher: their equations in plain numbers, and the loss of trl."""
+"""Divergences from a teacher: their equations and those of trl; texts that a student samples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from math import exp, log
 import pytest
 import torch
 
+import adapterhub as ah
+from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError
+from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.common.distillation import TeacherOptions, divergences
+from adapterhub.tasks.common.on_policy import sample_completions
 from adapterhub.training.teacher import Scores, distillation_loss
+from tests.kit import tiny_models
+from tests.kit.data import word_tokenizer
 
 STUDENT, TEACHER = [0.5, -1.0, 2.0], [1.5, 0.0, -0.5]
 
@@ -73,7 +79,7 @@ def test_options_out_of_range_are_refused(given, message):
     assert message in str(error.value)
 
 
-def logits(seed, rows=2, tokens=5, width=11):
+def random_logits(seed, rows=2, tokens=5, width=11):
     return torch.randn(rows, tokens, width, generator=torch.Generator().manual_seed(seed))
 
 
@@ -86,8 +92,8 @@ def test_parts_of_positions_have_the_loss_and_gradient_of_all(at_once, weight, m
     monkeypatch.setattr("adapterhub.training.teacher._LOGITS", at_once)
     how, learned = options("jsd", sft_weight=weight), LABELS[:, 1:] != IGNORED
     head, targets = torch.nn.Linear(6, 11).requires_grad_(False), LABELS[:, 1:][learned]
-    states = logits(3, width=6)[:, :-1].requires_grad_()
-    teacher = Scores(logits(2)[:, :-1][learned])
+    states = random_logits(3, width=6)[:, :-1].requires_grad_()
+    teacher = Scores(random_logits(2)[:, :-1][learned])
     found = distillation_loss(Scores(states[learned], head), teacher, targets, how)
     expected = divergences(head(states[learned]), teacher.below, how).sum()
     cross = torch.nn.functional.cross_entropy(head(states[learned]), targets, reduction="sum")
@@ -108,7 +114,7 @@ def test_a_loss_and_its_gradients_are_those_of_trl(case, temperature):
     gkd = pytest.importorskip("trl.experimental.gkd")
     how = options(case, temperature=temperature)
     beta = {"forward_kl": 0, "reverse_kl": 1}.get(how.divergence, how.beta)
-    student, teacher = (4 * logits(seed) for seed in (0, 1))
+    student, teacher = (4 * random_logits(seed) for seed in (0, 1))
     learned, count = LABELS[:, 1:] != IGNORED, int((LABELS[:, 1:] != IGNORED).sum())
     ours, theirs = student.clone().requires_grad_(), student.clone().requires_grad_()
     found = distillation_loss(
@@ -121,3 +127,58 @@ def test_a_loss_and_its_gradients_are_those_of_trl(case, temperature):
     found.backward()
     expected.backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=2e-6, atol=2e-6)
+
+
+# Texts that a model samples while it is trained
+
+TOKENIZER = word_tokenizer("<s>", "")
+SETTING, TEXTS = Setting(TOKENIZER, 32, positions=64), ("the movie was", "a plot")
+
+
+def prompts_of(new_tokens=6):
+    task, examples = parse_task(f"causal-lm(new_tokens={new_tokens})"), map(Example, TEXTS)
+    return task.encode([*examples], SETTING, labelled=False)
+
+
+def trained_model():
+    model = tiny_models.language_model("llama")
+    tiny_models.scramble(ah.attach(model, "lora"))
+    return model
+
+
+def test_draws_depend_on_the_seed_alone_and_leave_the_model_as_it_was():
+    model = trained_model().train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    first = sample_completions(model, prompts_of(), (3, 1), copies=4)
+    torch.manual_seed(9)
+    assert sample_completions(model, prompts_of(), (3, 1), copies=4) == first
+    assert sample_completions(model, prompts_of(), (3, 2), copies=4) != first
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(9).get_state())
+
+
+def test_a_completion_ends_at_its_end_token_and_is_the_label_of_its_row():
+    ends = TOKENIZER.eos_token_id
+    found = sample_completions(trained_model(), prompts_of(), (0,), copies=60)
+    assert {each.ended for each in found} == {True, False}
+    for each in found:
+        assert (each.tokens[-1] == ends) == each.ended
+        assert ends not in each.tokens[:-1]
+        assert each.ended or len(each.tokens) == 6
+        assert each.row["input_ids"] == each.prompt + each.tokens
+        assert each.row["labels"] == [-100] * len(each.prompt) + each.tokens
+    assert [each.prompt for each in found[::60]] == [row["input_ids"] for row in prompts_of().rows]
+
+
+def test_tokens_are_drawn_with_the_probabilities_of_the_active_adapter():
+    model, rows = trained_model(), prompts_of(1)
+    found = sample_completions(model, rows, (0,), copies=3000, batch_size=3000)
+    counts = torch.zeros(tiny_models.VOCAB)
+    for each in found[:3000]:
+        counts[each.tokens[0]] += 1 / 3000
+    with torch.no_grad():
+        logits = model(torch.tensor([rows.rows[0]["input_ids"]])).logits[0, -1]
+    expected = logits.softmax(-1)
+    error = (expected * (1 - expected) / 3000).sqrt()
+    assert ((counts - expected).abs() < 4.5 * error + 1e-3).all()

@@ -1,19 +1,24 @@
-"""Losses of preference tuning: their equations in plain numbers, and the trainers of trl."""
+"""preference and reward: equations of the losses, rated responses, pairs, and trl's trainers."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from math import exp, log, log1p
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import adapterhub as ah
+from adapterhub.adapters.route import only_foundations
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.preference_losses import LOSSES, Responses
-from adapterhub.tasks.preference import LABELS, LIKED
+from adapterhub.tasks.common.preference_pairs import Rated
+from adapterhub.tasks.preference import LABELS, LIKED, _log_probabilities
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer, write_json_lines
 
@@ -141,9 +146,14 @@ def read(tmp_path, rows):
     return task, task.read(source, choice.options, "train")
 
 
-@pytest.mark.parametrize("marks", [(1, 0, 1), ("true", "False", "TRUE"), ("yes", "no", "yes")])
-@pytest.mark.parametrize("names", [("completion", "label"), ("response", "kto_tag"),
-                                   ("output", "thumbs_up")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "marks"),
+    [
+        (("completion", "label"), (1, 0, 1)),
+        (("response", "kto_tag"), ("true", "False", "TRUE")),
+        (("output", "thumbs_up"), ("yes", "no", "yes")),
+    ],
+)
 def test_rated_responses_are_read(tmp_path, names, marks):
     rows = [
         {"prompt": row["prompt"], names[0]: row["completion"], names[1]: mark}
@@ -152,7 +162,7 @@ def test_rated_responses_are_read(tmp_path, names, marks):
     assert read(tmp_path, rows)[1] == READ
 
 
-def test_rated_chats_are_read(tmp_path):
+def test_rated_chats_and_pairs_are_read(tmp_path):
     asked = [{"role": "user", "content": "the movie"}]
     answer = [{"role": "assistant", "content": "good"}]
     expected = Comparison((("user", "the movie"),), "", "good")
@@ -160,9 +170,6 @@ def test_rated_chats_are_read(tmp_path):
         task, (example, *_) = read(tmp_path, [row | {"label": mark} for mark in (False, True)])
         assert task.data == "chat"
         assert example == expected
-
-
-def test_pairs_are_split_into_rated_responses(tmp_path):
     rows = [{"prompt": "the movie", "chosen": "good", "rejected": "bad"}] * 2
     _, examples = read(tmp_path, rows)
     both = [Comparison("the movie", "good", ""), Comparison("the movie", "", "bad")]
@@ -182,7 +189,7 @@ def test_rows_that_are_not_rated_responses_are_refused(tmp_path, row, message):
         read(tmp_path, [row, RATED[0], RATED[1]] if len(row) == 3 else [row, row])
 
 
-def test_a_row_has_the_response_of_another_for_the_distance():
+def test_a_row_has_the_response_of_another_for_the_distance_and_metrics_its_own():
     task = parse_task("preference(loss_type=kto)")
     rows = task.encode(READ, SETTING, labelled=True)
     texts = [
@@ -194,81 +201,143 @@ def test_a_row_has_the_response_of_another_for_the_distance():
     assert texts[0][1].endswith("fine")
     assert rows.batch([0, 1, 2])[LIKED].tolist() == [True, False, True]
 
-
-def test_metrics_of_rated_responses():
-    from adapterhub.tasks.common.preference_pairs import Rated
-
-    task = parse_task("preference(loss_type=kto)")
     found = task.metrics(READ, [Rated(1.0, 0.2), Rated(0.5, 0.4), Rated(0.0, 0.6)])
     assert found == {"accuracy": 0.5, "margin": 0.0, "loss": pytest.approx(0.4)}
 
 
-# trl: `make trl`
+# Pairs
+
+PAIRS = [
+    Comparison("the movie was", "very good", "bad"),
+    Comparison("a plot is", "dull", "a great end"),
+    Comparison("the end", "fine", "poor"),
+]
 
 
-def models():
-    """Return a tiny model, and another one as its reference."""
+def tiny_llama():
     torch.manual_seed(0)
-    both = [tiny_models.model("llama", "causal-lm").eval() for _ in range(2)]
-    for model in both:
-        for tensor in model.parameters():
-            tensor.data.add_(torch.randn_like(tensor) / 10)
-    return both
+    return tiny_models.model("llama", "causal-lm").eval()
 
 
-def inputs(batch, part):
-    return {key: part(batch[key]) for key in ("input_ids", "attention_mask")}
+def encoded(task):
+    return task.encode(PAIRS, SETTING, labelled=True)
 
 
-def masked(batch, part=lambda tensor: tensor):
-    return inputs(batch, part) | {"completion_mask": (part(batch[LABELS]) >= 0).long()}
+def inputs(batch):
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def test_orpo_reads_no_reference():
+    task = parse_task("preference(loss_type=orpo)")
+    assert not task.compares_with_reference
+    rows = encoded(task)
+    assert task.with_reference(tiny_llama(), rows, 4) is rows
+    chats = parse_task("preference(data=chat)")
+    assert chats.example(["a film"], DataOptions()).prompt == (("user", "a film"),)
+
+
+def test_log_probabilities_are_of_the_responses_alone():
+    model = tiny_llama()
+    task = parse_task("preference(template='{text} ')")
+    batch = encoded(task).batch([0])
+    policy, tokens = _log_probabilities(model(**inputs(batch)), batch)
+    assert tokens.tolist() == [[3, 2]]  # with the end of the text
+    prompt = TOKENIZER("the movie was ")["input_ids"]
+    for column, response in enumerate(("very good", "bad")):
+        answer = TOKENIZER(response, add_special_tokens=False)["input_ids"]
+        ids = [*prompt, *answer, TOKENIZER.eos_token_id]
+        scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = sum(scores[i - 1, ids[i]] for i in range(len(prompt), len(ids)))
+        assert policy[0, column].item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lora", "full", "prompt"])
+def test_the_reference_is_the_model_with_the_adapter_off(method):
+    model = tiny_llama()
+    task = parse_task("preference")
+    expected = task.with_reference(model, encoded(task), 4).rows
+    adapter = ah.attach(model, method, name="a")
+    for tensor in adapter.tensors().values():
+        tensor.data.add_(torch.randn_like(tensor))
+    with only_foundations(model):
+        found = task.with_reference(model, encoded(task), 4).rows
+    on = task.with_reference(model, encoded(task), 4).rows
+    for row, own, other in zip(expected, found, on, strict=True):
+        assert own["reference"] == pytest.approx(row["reference"], abs=1e-4)
+        assert other["reference"] != pytest.approx(row["reference"], abs=1e-2)
+
+
+def test_the_loss_is_minus_the_log_of_the_probability_of_the_choice():
+    """P(chosen) = exp(s_c) / (exp(s_c) + exp(s_r)); trl's RewardTrainer has the same."""
+    scores = torch.tensor([[1.0, -0.5], [0.2, 2.0]])  # chosen, rejected
+    expected = -torch.log(scores.exp()[:, 0] / scores.exp().sum(1)).mean()
+    output = SimpleNamespace(logits=scores.T.reshape(4, 1))
+    loss = parse_task("reward").loss(None)
+    assert torch.allclose(loss(output, {}), expected)
+
+
+def test_a_prediction_is_the_reward_of_one_response(backbone):
+    model, tokenizer = ah.load_backbone(str(backbone), task="regression")
+    task, setting = parse_task("reward"), Setting(tokenizer, 32)
+    rows = task.encode(PAIRS[:2], setting, labelled=True)
+    record = []
+    metrics = task.evaluate(model, rows, 2, record)
+    assert metrics["margin"] == pytest.approx(sum(c.margin for c in record) / 2)
+    for row, compared in zip(PAIRS[:2], record, strict=True):
+        for response, reward in ((row.chosen, compared.chosen), (row.rejected, compared.rejected)):
+            example = task.example([row.text, response], DataOptions())
+            alone = task.encode([example], setting, labelled=False)
+            (prediction,) = task.predict(model, alone, 1)
+            ids = tokenizer(f"{row.text}\n{response}", return_tensors="pt")["input_ids"][:, :-1]
+            with torch.no_grad():
+                expected = model(ids).logits.item()
+            assert prediction.value == pytest.approx(expected, abs=1e-5)
+            assert prediction.value == pytest.approx(reward, abs=1e-5)
+
+
+# trl: `make trl`
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "orpo"])
 def test_a_loss_and_its_gradients_are_those_of_trl(name, tmp_path):
     """On the same tokens, which trl gets with a mask of the responses."""
     trl = pytest.importorskip("trl")
-    kind, (model, reference) = LOSSES[name], models()
-    smoothing = (
-        E if kind.smoothing and kind.compute is not LOSSES["dpo"].compute else 0
-    )  # not in trl
-    task = parse_task(spec_of(name, label_smoothing=smoothing))
-    pairs = [
-        Comparison("the movie was", "very good", "bad"),
-        Comparison("a plot is", "dull", "a great end"),
-    ]
+    kind, model, reference = LOSSES[name], tiny_llama(), tiny_llama()
+    for tensor in itertools.chain(model.parameters(), reference.parameters()):
+        tensor.data.add_(torch.randn_like(tensor) / 10)
+    smooth = kind.smoothing and kind.compute is not LOSSES["dpo"].compute  # not in trl
+    task = parse_task(spec_of(name, label_smoothing=E if smooth else 0))
+    pairs = PAIRS[:2]
     examples = READ if kind.rated else pairs
     rows = task.with_reference(reference, task.encode(examples, SETTING, labelled=True), 2)
     batch = rows.batch(range(len(examples)))
-    found = task.loss(rows)(model(**inputs(batch, lambda t: t)), batch)
+    found = task.loss(rows)(model(**inputs(batch)), batch)
     gradients = torch.autograd.grad(found, list(model.parameters()))
     settings = {"beta": BETA, "report_to": "none", "bf16": False, "use_cpu": True,
                 "disable_dropout": True, "gradient_checkpointing": False}  # fmt: skip
-    if smoothing:
-        settings["label_smoothing"] = smoothing
-    n = len(examples)
+    if smooth:
+        settings["label_smoothing"] = E
+    n, masked = len(examples), inputs(batch) | {"completion_mask": (batch[LABELS] >= 0).long()}
+    data = [{"prompt": e.text, "chosen": e.chosen, "rejected": e.rejected} for e in pairs]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         datasets = pytest.importorskip("datasets")
         if kind.rated:
-            data, sent = RATED, masked(batch, lambda t: t[:n])
-            sent |= {f"KL_{key}": value for key, value in masked(batch, lambda t: t[n:]).items()}
+            data, sent = RATED, {key: value[:n] for key, value in masked.items()}
+            sent |= {f"KL_{key}": value[n:] for key, value in masked.items()}
             sent["label"] = batch[LIKED]
             trainer, config = trl.KTOTrainer, trl.KTOConfig
             settings |= {"loss_type": name, "per_device_train_batch_size": 3,
                          "train_sampling_strategy": "sequential"}  # fmt: skip
         elif kind.reference or name == "sft":
-            data = [{"prompt": e.text, "chosen": e.chosen, "rejected": e.rejected} for e in pairs]
-            sent, trainer, config = masked(batch), trl.DPOTrainer, trl.DPOConfig
+            sent, trainer, config = masked, trl.DPOTrainer, trl.DPOConfig
             settings["loss_type"] = "sigmoid" if name == "dpo" else name
         else:
             from trl.experimental import cpo
 
-            data = [{"prompt": e.text, "chosen": e.chosen, "rejected": e.rejected} for e in pairs]
-            halves = (("chosen", lambda t: t[:n]), ("rejected", lambda t: t[n:]))
-            keys = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": LABELS}
-            sent = {f"{half}_{key}": part(batch[value])
-                    for half, part in halves for key, value in keys.items()}  # fmt: skip
+            of_rows = inputs(batch) | {"labels": batch[LABELS]}
+            sent = {f"chosen_{key}": value[:n] for key, value in of_rows.items()}
+            sent |= {f"rejected_{key}": value[n:] for key, value in of_rows.items()}
             trainer, config = cpo.CPOTrainer, cpo.CPOConfig
             settings |= {"loss_type": "sigmoid" if name == "cpo" else name,
                          "cpo_alpha": kind.sft_weight, "simpo_gamma": GAMMA}  # fmt: skip
