@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from adapterhub.data.options import DataOptions
@@ -17,6 +16,7 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import dump_task
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.run import prepare
+from tests.kit import stand_ins
 from tests.kit.data import write_json_lines
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -58,28 +58,27 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-def calls(arguments: Any) -> list[dict[str, Any]]:
+def calls(arguments):
     function = {"name": "weather", "arguments": arguments}
     return [{"id": "1", "type": "function", "function": function}]
 
 
-def turns(*contents: Any, **last: Any) -> list[dict[str, Any]]:
-    roles = ("user", "assistant") * len(contents)
-    messages = [
-        {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
-    ]
+def turns(*contents, **last):
+    """Return messages of the user and the assistant in turn; the last one has other keys, too."""
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": role, "content": text} for text, role in zip(contents, roles)]  # noqa: B905
     return [*messages[:-1], messages[-1] | last]
 
 
-def part(text: str) -> list[dict[str, str]]:
+def part(text):
     return [{"type": "text", "text": text}]
 
 
 TOOL = {"role": "tool", "content": "12", "tool_call_id": "1"}
 ASKED = turns("q1", None, tool_calls=calls('{"city": "Paris"}'))
+A2 = {"role": "assistant", "content": "a2"}
 # The messages, and what must be learned of each answer, besides the end of its turn.
-CHATS: dict[str, tuple[list[dict[str, Any]], tuple[str, ...]]] = {
-    "two turns": (turns("q1", "a1", "q2", "a2"), ("a1", "a2")),
+CHATS = {
     "two turns with reasoning": (
         turns("q1", "<think>r1</think>a1", "q2", "<think>r2</think>a2"), ("a1", "a2"),
     ),
@@ -87,18 +86,16 @@ CHATS: dict[str, tuple[list[dict[str, Any]], tuple[str, ...]]] = {
         [*turns("q1", "a1", reasoning_content="r1"), *turns("q2", "a2", reasoning_content="r2")],
         ("a1", "a2"),
     ),
-    "no content": ([*ASKED, TOOL, {"role": "assistant", "content": "a2"}], ("weather", "a2")),
+    "no content": ([*ASKED, TOOL, A2], ("weather", "a2")),
     "no key content": (
-        [{k: v for k, v in m.items() if v is not None} for m in ASKED]
-        + [TOOL, {"role": "assistant", "content": "a2"}],
+        [*({k: v for k, v in m.items() if v is not None} for m in ASKED), TOOL, A2],
         ("weather", "a2"),
     ),
     "arguments as objects": (
-        [*turns("q1", "so", tool_calls=calls({"city": "Paris"})), TOOL, *turns("q1", "a2")[1:]],
-        ("weather", "a2"),
+        [*turns("q1", "so", tool_calls=calls({"city": "Paris"})), TOOL, A2], ("weather", "a2"),
     ),
     "parts": (turns(part("q1"), part("a1"), part("q2"), part("a2")), ("a1", "a2")),
-    "two answers": ([*turns("q1", "a1"), {"role": "assistant", "content": "a2"}], ("a1", "a2")),
+    "two answers": ([*turns("q1", "a1"), A2], ("a1", "a2")),
     "weight": ([*turns("q1", "a1", weight=0), *turns("q2", "a2", weight=1)], ("a2",)),
     "train": ([*turns("q1", "a1", train=False), *turns("q2", "a2")], ("a2",)),
     "null keys": (turns("q1", "a1", tool_calls=None, refusal=None, name=None), ("a1",)),
@@ -112,46 +109,32 @@ CHATS: dict[str, tuple[list[dict[str, Any]], tuple[str, ...]]] = {
         ("weather", "a2"),
     ),
     "function_call": (
-        [
-            *turns("q1", None, function_call={"name": "weather", "arguments": '{"city": "x"}'}),
-            TOOL,
-            {"role": "assistant", "content": "a2"},
-        ],
+        [*turns("q1", None, function_call={"name": "weather", "arguments": "{}"}), TOOL, A2],
         ("weather", "a2"),
     ),
 }  # fmt: skip
 
 
-def byte_tokenizer() -> Any:
-    inner = Tokenizer(
-        models.BPE({c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, [])
-    )
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="<pad>")
+def byte_tokenizer():
+    made = stand_ins.byte_tokenizer()
     made.add_special_tokens({"additional_special_tokens": [START, END]})
     return made
 
 
-def learned(row: Any, tokenizer: Any) -> list[str]:
+def learned(row, tokenizer):
     """Return the texts that are learned, one for each run of tokens."""
-    runs: list[list[int]] = [[]]
-    for label in row["labels"]:
-        if label != IGNORED:
-            runs[-1].append(label)
-        elif runs[-1]:
-            runs.append([])
-    return [tokenizer.decode(run) for run in runs if run]
+    runs = itertools.groupby(row["labels"], lambda label: label != IGNORED)
+    return [tokenizer.decode(list(run)) for kept, run in runs if kept]
 
 
-def examples_of(spec: str, rows: list[dict[str, Any]], folder: Path) -> tuple[Any, list[Any]]:
+def examples_of(spec, rows, folder):
     """Return the task for some rows, and its examples."""
     file = write_json_lines(folder / "rows.jsonl", rows)
     task, choice = parse_task(spec).fitted(str(file), DataOptions(), "train")
     return task, task.read(str(file), choice.options, "train")
 
 
-def rows_of(spec: str, tokenizer: Any, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
+def rows_of(spec, tokenizer, rows, folder):
     """Encode rows as a run does; of comparisons, the chosen response."""
     task, examples = examples_of(spec, rows, folder)
     encoded = task.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
@@ -170,13 +153,10 @@ def test_a_chat_has_the_tokens_of_the_template_and_learns_what_it_kept(
     (row,) = rows_of("causal-lm", tokenizer, [{"messages": messages}], tmp_path)
     text = tokenizer.decode(row["input_ids"])
     if name not in ("ShareGPT", "function_call") and template != "rewriting":
-        given = [m if m.get("content") is not None else m | {"content": ""} for m in messages]
+        given = [{"content": ""} | {k: v for k, v in m.items() if v is not None} for m in messages]
         given = [{k: v for k, v in m.items() if k not in ("weight", "train")} for m in given]
-        if template != "parts":
-            given = [
-                m | {"content": m["content"][0]["text"]} if isinstance(m["content"], list) else m
-                for m in given
-            ]
+        if name == "parts" and template != "parts":
+            given = [m | {"content": m["content"][0]["text"]} for m in given]
         whole = tokenizer.apply_chat_template(given, tokenize=False)
         assert text == whole
         if kind == "fast":
@@ -207,7 +187,7 @@ ROLES = "{% for m in messages %}{{ '<' ~ m.role ~ '>' }}"
 OPENED = "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 
 
-ANSWERED: dict[str, tuple[dict[str, Any], list[str]]] = {
+ANSWERED = {
     "causal-lm": ({"messages": turns("q1", "a1", "q2", "a 2")}, ["a1", "a 2"]),
     "causal-lm(data=pairs)": ({"prompt": "q1", "response": "a1"}, ["a1"]),
     "preference": ({"prompt": "q1", "chosen": "a1", "rejected": "a2"}, ["a1"]),
@@ -246,11 +226,11 @@ MARKED = {
 MARKED_CHATS = {
     "one turn": turns("q1", "a1"),
     "turns": turns("q1", "a1", "q2", "a 2", "q3", "a3"),
-    "two answers": [*turns("q1", "a1"), {"role": "assistant", "content": "a2"}],
+    "two answers": [*turns("q1", "a1"), A2],
     "calls": [
         *turns("q1", "so", tool_calls=calls({"city": "Paris"})),
         {"role": "tool", "content": "12"},
-        {"role": "assistant", "content": "a2", "reasoning_content": "r2"},
+        A2 | {"reasoning_content": "r2"},
     ],
     "a system message": [{"role": "system", "content": "s"}, *turns("q1", "a1", "q2", "a2")],
 }
@@ -282,9 +262,7 @@ def test_line_ends_weights_and_tokens_that_end_in_a_mark(tmp_path):
     chat = [*turns("q1", "a1", weight=0), *turns("q2", "a2"), *turns("q3", "a3", train=False)]
     (row,) = rows_of("causal-lm", tokenizer, [{"messages": chat}], tmp_path)
     assert learned(row, tokenizer) == ["a2"]
-    words = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(["[UNK]", "Aq1B", "a1", " a1"])})
-    )
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "Aq1B": 1, "a1": 2, " a1": 3}))
     words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     mark = "{% generation %}{{ m.content }}{% endgeneration %}"
@@ -301,13 +279,12 @@ FUNCTION = {"name": "weather", "description": "now", "parameters": {"type": "obj
 TOOLS = [{"type": "function", "function": FUNCTION}]
 GIVEN = "{% if tools %}<t>{{ tools|tojson }}</t>{% endif %}{% if think %}<think>{% endif %}"
 # What stands beside the messages, what transformers is given for it, and the system message.
-BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
+BESIDE = {
     "tools": ({"tools": TOOLS}, {"tools": TOOLS}, None),
     "tools as JSON": ({"tools": json.dumps(TOOLS)}, {"tools": TOOLS}, None),
     "functions": ({"functions": [FUNCTION]}, {"tools": TOOLS}, None),
-    "no tools": ({"tools": "[]"}, {}, None),
+    "no tools": ({"tools": "[]", "system": None}, {}, None),
     "empty": ({"tools": "", "system": ""}, {}, None),
-    "null": ({"tools": None, "system": None}, {}, None),
     "nulls inside": ({"tools": [TOOLS[0] | {"strict": None}]}, {"tools": TOOLS}, None),
     "system": ({"system": "be brief"}, {}, "be brief"),
     "both": ({"tools": TOOLS, "system": "be brief"}, {"tools": TOOLS}, "be brief"),
@@ -342,9 +319,6 @@ def test_columns_beside_a_chat_are_given_to_its_template(name, first, template, 
         assert "weather" not in said
 
 
-PICTURE = [{"type": "image", "image": "x"}]
-
-
 @pytest.mark.parametrize(
     ("columns", "change", "expected"),
     [
@@ -354,7 +328,7 @@ PICTURE = [{"type": "image", "image": "x"}]
         ({"chat_template_kwargs": [1]}, {}, "'chat_template_kwargs' must be an object"),
         ({}, {"weight": 0.5}, "weight is 0.5: expected 0 or 1"),
         ({}, {"content": None}, "not a list of messages"),
-        ({}, {"content": PICTURE}, "not a list of messages"),
+        ({}, {"content": [{"type": "image", "image": "x"}]}, "not a list of messages"),
         ({}, {"content": ""}, "'assistant' is empty"),
         ({}, {"content": None, "name": "x"}, "'assistant' is empty"),
     ],
@@ -372,7 +346,6 @@ def test_columns_and_messages_of_another_form_are_refused(columns, change, expec
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        ([{"think": False}] * 3, '{"think": false}'),
         ([{"think": False, "tools": TOOLS}] * 3, '{"think": false}'),
         ([{"think": False}, {"think": True}, {"think": False}], None),
         ([{"think": False}, {}, {"think": False}], None),
@@ -401,19 +374,22 @@ def test_prompts_are_written_as_all_chats_of_the_training(tmp_path, given, kept)
     assert text(("user", "hi", own)) == "hi"
 
 
-ANSWER = {"role": "assistant", "content": "a", "reasoning_content": "r", "name": "x"}
-UNUSED = [
-    # What a template does not use is named once: keys of messages, and columns.
-    ("reasoning", {"messages": [
-        *turns("q1", None, tool_calls=calls("{}"), refusal="no", weight=1), TOOL, ANSWER]},
-     "'refusal' (3), 'tool_call_id' (3), 'name' (3)"),
-    ("parts", {"messages": turns("q1", "a1"), "tools": TOOLS,
-               "chat_template_kwargs": {"think": True}}, "'tools' (3), 'think' (3)"),
-]  # fmt: skip
+UNUSED_KEYS = [
+    *turns("q1", None, tool_calls=calls("{}"), refusal="no", weight=1),
+    TOOL,
+    A2 | {"reasoning_content": "r", "name": "x"},
+]
+UNUSED_COLUMNS = {"tools": TOOLS, "chat_template_kwargs": {"think": True}}
 
 
-@pytest.mark.parametrize(("template", "row", "expected"), UNUSED)
-def test_keys_and_columns_that_a_template_does_not_use_are_named(template, row, expected, tmp_path):
+@pytest.mark.parametrize(
+    ("template", "row", "expected"),
+    [
+        ("reasoning", {"messages": UNUSED_KEYS}, "'refusal' (3), 'tool_call_id' (3), 'name' (3)"),
+        ("parts", {"messages": turns("q1", "a1"), **UNUSED_COLUMNS}, "'tools' (3), 'think' (3)"),
+    ],
+)
+def test_what_a_template_does_not_use_is_named_once(template, row, expected, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATES[template]
     task, examples = examples_of("causal-lm(data=chat)", [row] * 3, tmp_path)
@@ -423,10 +399,9 @@ def test_keys_and_columns_that_a_template_does_not_use_are_named(template, row, 
 
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
 COMPARED = {"prompt": "the movie", "chosen": "good", "rejected": "bad"}
-FORMS: dict[str, tuple[str, dict[str, str], str]] = {
+FORMS = {
     "Alpaca": ("causal-lm", ALPACA, "the movie"),
     "Alpaca with an input": ("causal-lm", ALPACA | {"input": "a plot"}, "the movie a plot"),
-    "response": ("causal-lm", {"prompt": "the movie", "response": "good"}, "the movie"),
     "columns": ("causal-lm", {"text": "the movie", "label": "good"}, "the movie"),
     "preference": ("preference", COMPARED, "the movie"),
     "reward": ("reward", COMPARED, "the movie"),
@@ -437,14 +412,14 @@ CELLS += [(form, way) for form in ("Alpaca", "preference", "reward") for way in 
 
 
 @pytest.fixture(scope="module")
-def without_template(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def without_template(backbones, tmp_path_factory):
     """The tiny Llama with a tokenizer without a chat template."""
     folder = shutil.copytree(backbones("llama"), tmp_path_factory.mktemp("plain") / "llama")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = None
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     tokenizer.save_pretrained(folder)
-    return Path(folder)
+    return folder
 
 
 @pytest.mark.parametrize(("form", "way"), CELLS)
