@@ -1,4 +1,4 @@
-"""Language models: what is below the head, the loss of tokens, generation, and texts of tokens."""
+"""Language models: losses of tokens, generation, texts of tokens; labels of causal-lm, packing."""
 
 from __future__ import annotations
 
@@ -21,71 +21,57 @@ from transformers import (
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.serving.generation.detokenize import TextPieces
 from adapterhub.serving.generation.request import GeneratedToken
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common import language_models
-from adapterhub.tasks.common.language_models import (
-    WrittenPieces,
-    cleans_up,
-    few_tokens,
-    generate,
-    logits_at_once,
-    plain_head,
-    targets_of,
-    token_chunks,
-    token_loss,
-    token_losses,
-    whole_output,
-    written_text,
-)
+from adapterhub.tasks.causal_lm import Chat
+from adapterhub.tasks.common import language_models as lm
+from adapterhub.tasks.common.base import Generated
+from adapterhub.tasks.common.batches import IGNORED
+from adapterhub.training.loading import make_ready
 from tests.kit import tiny_models
-from tests.kit.data import write_json_lines
+from tests.kit.data import sentences, word_tokenizer, words_of, write_json_lines
 from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 
-SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
 
-
-CONFIGS = {
-    "bounded": lambda: Gemma2Config(**SMALL, final_logit_softcapping=30.0),
-    "scaled": lambda: CohereConfig(**SMALL, logit_scale=0.0625, pad_token_id=0),
-}
-
-
-@pytest.mark.parametrize("kind", [*CONFIGS, "few tokens"])
+@pytest.mark.parametrize("kind", ["bounded", "scaled", "few tokens"])
 def test_logits_that_are_not_those_of_the_head(kind):
     """Or a model that does not take so few tokens."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise ValueError("the length has to be a multiple of 128")
 
-    if kind in CONFIGS:
-        model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
-        with torch.no_grad():
-            model.lm_head.weight *= 1e-3  # tanh(z) is nearly z
-    else:
+    if kind == "few tokens":
         model = tiny_models.language_model("llama")
         model.register_forward_pre_hook(refuse)
-    assert whole_output(model, plain_head(model), tiny_models.batch()) is None
+    else:  # by tanh, or by a factor
+        small = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8,
+                 "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+        bounded = Gemma2Config(**small, final_logit_softcapping=30.0)
+        scaled = CohereConfig(**small, logit_scale=0.0625, pad_token_id=0)
+        model = AutoModelForCausalLM.from_config(bounded if kind == "bounded" else scaled).eval()
+        model.lm_head.weight.data *= 1e-3  # tanh(z) is nearly z
+    assert lm.whole_output(model, lm.plain_head(model), tiny_models.batch()) is None
 
 
 def test_few_tokens_have_their_logits_at_once(monkeypatch):
     labels = torch.tensor([[-100, 5, 6]])
-    assert targets_of({"labels": labels}, shifted=False).tolist() == [[-100, 5, 6]]
-    assert targets_of({"labels": labels}, shifted=True).tolist() == [[5, 6, -100]]
+    assert lm.targets_of({"labels": labels}, shifted=False).tolist() == [[-100, 5, 6]]
+    assert lm.targets_of({"labels": labels}, shifted=True).tolist() == [[5, 6, -100]]
     head = nn.Linear(2, 100)
-    assert logits_at_once(head, 1000) == 1000
-    assert logits_at_once(None, 10**9) == 10**9
-    monkeypatch.setattr(language_models, "_WORTHWHILE", 10_000)
-    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 550})
-    assert logits_at_once(head, 99) == 99
-    assert logits_at_once(head, 100) == 5
-    chunks = [range(12)[part] for part in token_chunks(12, head)]
+    assert lm.logits_at_once(head, 1000) == 1000
+    assert lm.logits_at_once(None, 10**9) == 10**9
+    monkeypatch.setattr(lm, "_WORTHWHILE", 10_000)
+    monkeypatch.setattr(lm, "_CHUNK", {"cpu": 550})
+    assert lm.logits_at_once(head, 99) == 99
+    assert lm.logits_at_once(head, 100) == 5
+    chunks = [range(12)[part] for part in lm.token_chunks(12, head)]
     assert chunks == [range(5), range(5, 10), range(10, 12)]
-    assert logits_at_once(nn.Linear(2, 10**4), 100) == 1  # one token is the least
+    assert lm.logits_at_once(nn.Linear(2, 10**4), 100) == 1  # one token is the least
 
 
 @pytest.mark.parametrize("last", [0, 63, 64, 199])
@@ -94,24 +80,24 @@ def test_few_tokens_end_with_the_last_learned_one(last):
     labels = torch.full_like(ids, -100)
     labels[0, last] = last
     row = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    few = few_tokens(row)
+    few = lm.few_tokens(row)
     assert {tuple(tensor.shape) for tensor in few.values()} == {(1, min(last + 1, 64))}
     assert few["input_ids"][0, -1] == few["labels"][0, -1] == last
-    sources = few_tokens(row | {"labels": labels[:, :100]})  # those of an encoder are not cut
+    sources = lm.few_tokens(row | {"labels": labels[:, :100]})  # those of an encoder are not cut
     assert sources["input_ids"].shape == (1, 200)
     assert sources["labels"].shape == (1, 64 if last == 199 else min(last + 1, 64))
     pictures = row | {"pixel_values": torch.zeros(1, 3, 4, 4)}
-    assert few_tokens(pictures)["input_ids"].shape == (1, 200)
+    assert lm.few_tokens(pictures)["input_ids"].shape == (1, 200)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 11])
 def test_losses_of_tokens(tokens, monkeypatch):
-    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 100})
+    monkeypatch.setattr(lm, "_CHUNK", {"cpu": 100})
     torch.manual_seed(tokens)
     head, states = nn.Linear(4, 20), torch.randn(tokens, 4)
     targets = torch.randint(0, 20, (tokens,))
     with torch.no_grad():
-        found = token_losses(states.bfloat16(), head.bfloat16(), targets)
+        found = lm.token_losses(states.bfloat16(), head.bfloat16(), targets)
         expected = F.cross_entropy(head(states.bfloat16()).float(), targets, reduction="none")
     torch.testing.assert_close(found, expected)
 
@@ -126,13 +112,13 @@ def test_evaluations_are_the_same(task, backbones, monkeypatch):
     examples = [Example(text, None, text[:9]) for text in texts]
     data = parse_task(task).encode(examples, Setting(tokenizer, 32), labelled=True)
     shifted, found, calls = task == "causal-lm", [], []
-    counted = lambda *args: calls.append(1) or token_losses(*args)  # noqa: E731
-    monkeypatch.setattr(language_models, "token_losses", counted)
+    own = lm.token_losses
+    monkeypatch.setattr(lm, "token_losses", lambda *args: calls.append(1) or own(*args))
     for least in (0, 1 << 60):
-        monkeypatch.setattr(language_models, "_WORTHWHILE", least)
-        monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 500})
+        monkeypatch.setattr(lm, "_WORTHWHILE", least)
+        monkeypatch.setattr(lm, "_CHUNK", {"cpu": 500})
         record: list[Any] = []
-        metrics = token_loss(model, data, 2, shifted=shifted, record=record)
+        metrics = lm.token_loss(model, data, 2, shifted=shifted, record=record)
         found.append([*metrics.values(), *(v for each in record for v in each.as_dict().values())])
         assert len(calls) == 2  # batches, and none without chunks
     assert len(found[0]) == 2 + 2 * 3
@@ -145,9 +131,9 @@ def test_generation_does_not_depend_on_the_batch(backbones, architecture):
     model, tokenizer = ah.load_backbone(str(backbones(architecture)), task=kind)
     task, setting = parse_task(f"{kind}(new_tokens=4)"), Setting(tokenizer, 16)
     examples = [Example("the movie was very good"), Example("a film"), Example("the plot")]
-    together = generate(model, task.encode(examples, setting, labelled=False), 3, task)
+    together = lm.generate(model, task.encode(examples, setting, labelled=False), 3, task)
     for example, generated in zip(examples, together, strict=True):
-        (alone,) = generate(model, task.encode([example], setting, labelled=False), 1, task)
+        (alone,) = lm.generate(model, task.encode([example], setting, labelled=False), 1, task)
         assert generated == alone
         assert len(tokenizer(generated.text, add_special_tokens=False)["input_ids"]) <= 4
 
@@ -163,32 +149,24 @@ TEXTS = (
 WORDS = "it is paris . do n ' t say , that s it ! well we ve been : there ? yes plain and m [UNK]"
 
 
-def bytewise(clean):
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={a: n for n, a in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    return finished(inner, clean)
-
-
-def pieces_of_sentences(clean):
-    letters = sorted({c for text in TEXTS for c in text} - {" "} | {"▁"})
-    inner = Tokenizer(models.BPE(vocab={a: n for n, a in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    inner.decoder = decoders.Metaspace(prepend_scheme="never")
-    return finished(inner, clean)
-
-
-def wordpieces(clean):
-    inner = Tokenizer(
-        models.WordPiece(vocab={w: n for n, w in enumerate(WORDS.split())}, unk_token="[UNK]")
-    )
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.decoder = decoders.WordPiece(cleanup=False)
-    return finished(inner, clean)
-
-
-def finished(inner, clean):
+def tokenizer_of(kind, clean):
+    """Build a tokenizer of a kind, which cleans up the spaces of what it decodes, or not."""
+    letters = {c for text in TEXTS for c in text} - {" "} | {"▁"}
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else letters
+    vocab = {a: n for n, a in enumerate(sorted(alphabet))}
+    if kind == "bytes":
+        inner = Tokenizer(models.BPE(vocab, merges=[]))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+    elif kind == "sentence pieces":
+        inner = Tokenizer(models.BPE(vocab, merges=[]))
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        inner.decoder = decoders.Metaspace(prepend_scheme="never")
+    else:
+        vocab = {w: n for n, w in enumerate(WORDS.split())}
+        inner = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        inner.decoder = decoders.WordPiece(cleanup=False)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, clean_up_tokenization_spaces=clean, model_max_length=512
     )
@@ -199,20 +177,19 @@ def finished(inner, clean):
     return tokenizer
 
 
-LOSSLESS = {"bytes": bytewise, "sentence pieces": pieces_of_sentences}
-ALL = {**LOSSLESS, "word pieces": wordpieces}
+LOSSLESS = ("bytes", "sentence pieces")
 
 
 @pytest.mark.parametrize("clean", [False, True])
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", [*LOSSLESS, "word pieces"])
 def test_pieces_together_are_the_text(kind, clean):
-    tokenizer = ALL[kind](clean)
+    tokenizer = tokenizer_of(kind, clean)
     for text in TEXTS:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        whole = written_text(tokenizer, [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id])
+        whole = lm.written_text(tokenizer, [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id])
         # Else what a perfect model writes is another text, whatever the configuration says.
         assert whole == text or kind not in LOSSLESS
-        streamed = WrittenPieces(tokenizer)
+        streamed = lm.WrittenPieces(tokenizer)
         assert "".join([*(streamed.add([i]) for i in ids), streamed.end()]) == whole
         served = TextPieces(tokenizer, [])
         for i in ids:
@@ -220,15 +197,15 @@ def test_pieces_together_are_the_text(kind, clean):
         served.end()
         assert served.text == whole
     # Words without spaces are put together as configured.
-    words, joined = wordpieces(clean), "it is paris." if clean else "it is paris ."
-    assert cleans_up(words) is clean
-    assert written_text(words, words("it is paris .")["input_ids"]) == joined
+    words, joined = tokenizer_of("word pieces", clean), "it is paris." if clean else "it is paris ."
+    assert lm.cleans_up(words) is clean
+    assert lm.written_text(words, words("it is paris .")["input_ids"]) == joined
 
 
 @long_table(("text", "kind", "clean"), itertools.product(TEXTS[:2], LOSSLESS, [False, True]), 2)
 def test_a_perfect_model_matches_exactly(kind, clean, text, tmp_path, adapterhub, monkeypatch):
     """In evaluation, prediction, a stream and a server, which write the same text."""
-    tokenizer = LOSSLESS[kind](clean)
+    tokenizer = tokenizer_of(kind, clean)
     answer = tokenizer(text, add_special_tokens=False)["input_ids"]
     model = tiny_models.model("llama", "causal-lm")
     model.resize_token_embeddings(len(tokenizer))
@@ -243,9 +220,8 @@ def test_a_perfect_model_matches_exactly(kind, clean, text, tmp_path, adapterhub
     adapter.save(tmp_path / "run")
     opened = ah.open(tmp_path / "run")
     prompt = "it"
-    begin = len(tokenizer(prompt)["input_ids"])
     written = [*answer, tokenizer.eos_token_id]
-    perfect(monkeypatch, type(opened.model), begin, written)
+    perfect(monkeypatch, type(opened.model), len(tokenizer(prompt)["input_ids"]), written)
     assert opened.evaluate([Example(prompt, None, text)])["exact_match"] == 1.0
     assert opened.predict(prompt).text == text
     assert "".join(opened.generate(prompt, stream=True)) == text
@@ -271,10 +247,111 @@ def perfect(monkeypatch, model_class, begin, written):
         output = forward(self, *args, **kwargs)
         places = (positions[:, -output.logits.shape[1] :] - begin + 1).clamp(0, len(written) - 1)
         best = torch.tensor(written)[places]
-        output.logits = (
-            output.logits * 0
-            + torch.nn.functional.one_hot(best, output.logits.shape[-1]).float() * 50
-        )
+        output.logits = 50 * F.one_hot(best, output.logits.shape[-1]).float()
         return output
 
     monkeypatch.setattr(model_class, "forward", exact)
+
+
+# causal-lm: which tokens are labels, packing, chats
+
+CHAT = Chat((("user", "a film"), ("assistant", "good"), ("user", "a plot"), ("assistant", "bad")))
+
+
+def test_only_the_response_is_labelled():
+    tokenizer = word_tokenizer(start="<s>")
+    task = parse_task({"causal-lm": {"template": "user : {text} :"}})
+    example = Example("the movie was", None, "very good")
+
+    def words(key="input_ids", labelled=True, limit=32, **more):
+        encoded = task.encode([example], Setting(tokenizer, limit, **more), labelled=labelled)
+        return " ".join(words_of(tokenizer, encoded.rows[0][key]))
+
+    assert words() == "<s> user : the movie was : very good </s>"
+    assert words("labels") == "very good </s>"
+    assert words(labelled=False) == "<s> user : the movie was :"
+    assert words(limit=5) == "was : very good </s>"
+    assert words(labelled=False, positions=68) == "the movie was :"
+
+
+@pytest.mark.parametrize(
+    ("spec", "example", "said"),
+    [
+        ("causal-lm(template=null)", Example("a plot", None, "bad"), "bad </s>"),
+        ("causal-lm(data=chat)", CHAT, "good </s> bad </s>"),
+    ],
+)
+def test_the_messages_of_the_assistant_are_labels(spec, example, said):
+    tokenizer, task = word_tokenizer(), parse_task(spec)
+    (row,) = task.encode([example], Setting(tokenizer, 64), labelled=True).rows
+    assert words_of(tokenizer, row["labels"]) == said.split()
+    (prompt,) = task.encode([example], Setting(tokenizer, 64), labelled=False).rows
+    assert words_of(tokenizer, prompt["input_ids"])[-2:] == ["assistant", ":"]
+    assert prompt["input_ids"] == row["input_ids"][: len(prompt["input_ids"])]
+    tokenizer.chat_template = None
+    if example is CHAT:
+        with pytest.raises(ConfigError, match="chat template"):
+            task.encode([CHAT], Setting(tokenizer, 32), labelled=True)
+
+
+def test_an_empty_message_is_refused_unless_it_is_the_systems(tmp_path):
+    task, chat = parse_task("causal-lm(data=chat)"), {"system": "", "user": "a", "assistant": "a"}
+    for role in chat:
+        rows = [
+            {"text": [{"role": r, "content": text} for r, text in each.items()]}
+            for each in (chat, chat | {role: " "})
+        ]
+        file = str(write_json_lines(tmp_path / f"{role}.jsonl", rows))
+        assert task.read(file, DataOptions(), "eval", labelled=False)[0] == Chat((*chat.items(),))
+        if role == "system":
+            assert len(task.read(file, DataOptions(), "train")) == 2
+            continue
+        with pytest.raises(DataError, match=f"line 2: '{role}' is empty"):
+            task.read(file, DataOptions(), "train")
+
+
+@pytest.mark.parametrize("start", ["<s>", ""])
+def test_raw_text_is_split_and_never_truncated(start):
+    """Where it is empty, there is nothing to learn."""
+    tokenizer, task = word_tokenizer(start=start), parse_task("causal-lm(data=text)")
+    text = " ".join(["the movie was very good"] * 4)
+    encoded = task.encode([*map(Example, (text, "", "  "))], Setting(tokenizer, 8), labelled=True)
+    assert set(encoded.owners) == {0}
+    ids = [i for row in encoded.rows for i in row["input_ids"]]
+    assert words_of(tokenizer, ids) == [*start.split(), *text.split(), "</s>"]
+    assert all(row["labels"] == row["input_ids"] for row in encoded.rows)
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "pfeiffer"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_packed_texts_do_not_attend_to_each_other(architecture, method):
+    """The logits of each packed text, and the loss, equal those of one row per text."""
+    tokenizer = word_tokenizer()
+    examples = [Example(text, None, "good") for text, _ in sentences(6)]
+    apart, packed = (
+        parse_task({"causal-lm": {"pack": pack}}).encode(
+            examples, Setting(tokenizer, 24), labelled=True
+        )
+        for pack in (False, True)
+    )
+    assert len(packed.rows) < len(apart.rows) == 6
+    model = tiny_models.language_model(architecture)
+    tiny_models.scramble(ah.attach(model, method))
+    make_ready(model)
+    with torch.no_grad():
+        alone = [model(**apart.batch([i])) for i in range(6)]
+        batch = packed.batch(range(len(packed.rows)))
+        together = model(**batch)
+    logits = torch.cat([out.logits[0] for out in alone])
+    real = [row[: len(p["input_ids"])] for row, p in zip(together.logits, packed.rows, strict=True)]
+    torch.testing.assert_close(torch.cat(real), logits, atol=1e-5, rtol=1e-4)
+    tokens = [sum(i != IGNORED for i in row["labels"]) for row in apart.rows]
+    mean = sum(o.loss * n for o, n in zip(alone, tokens, strict=True)) / sum(tokens)
+    torch.testing.assert_close(together.loss, mean, atol=1e-5, rtol=1e-4)
+
+
+def test_the_answer_is_extracted_before_comparing():
+    task = parse_task("causal-lm(answer='#### (.*)')")
+    examples = [Example("how many", None, "so #### 3"), Example("how many", None, "so #### 4")]
+    predictions = [Generated("1 + 2 #### 3"), Generated("four")]
+    assert task.metrics(examples, predictions) == {"exact_match": 0.5}

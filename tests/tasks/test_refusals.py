@@ -112,6 +112,7 @@ def test_options(spec, expected):
         ("tagging", "a.jsonl", '{"text": [], "label": []}', "'text' is empty"),
         ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"label": 2}), "'2' is not a choice"),
         ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"choices": ["x"]}), "fewer than two"),
+        ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"choices": "xy"}), "not a list"),
         ("multiple-choice", "a.jsonl", MIXED, "'a': 3 choices"),
         ("question-answering", "a.json", squad(answers=[]), "question q7: it has no answer"),
         ("question-answering", "a.json", squad(is_impossible=True), "unanswerable=true"),
