@@ -1,27 +1,35 @@
-"""Rows under a limit, from one encoding without a limit; what truncation removes; rows as text."""
+"""Rows under a limit, what truncation removes, and rows of streamed text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import AdapterhubError
+from adapterhub.data.text_stream import open_stream
+from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.files.native import Saved
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.status import Display, showing
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.base import encode_whole, longest_row, lost_tokens, truncate
-from adapterhub.tasks.common.preview import (
-    removed_text,
-    token_texts,
-)
+from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
+from adapterhub.tasks.common.preview import removed_text, token_texts
 from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
 from adapterhub.tasks.tagging import Sentence
-from tests.kit.data import word_tokenizer
+from adapterhub.training.run import run
+from tests.kit.data import WORDS, word_tokenizer
+from tests.kit.runs import Notes, adapter_bytes
 from tests.kit.task_cases import CASES
 
 SPECS = [case.task for case in CASES.values()] + [
@@ -32,48 +40,24 @@ SPECS = [case.task for case in CASES.values()] + [
 ]
 
 
-def test_every_task_is_covered():
-    covered = {parse_task(spec).name for spec in SPECS}
-    assert covered == TASKS.keys() - {"text-to-image"}, "which truncates nothing"
-
-
-@pytest.fixture
-def case_of(backbones, tmp_path):
-    """Return a function that gives the task of a spec, its examples, and a setting."""
-
-    def case(spec):
-        task = parse_task(spec)
-        case = CASES[task.name]
-        tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
-        examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
-        return task, examples, Setting(tokenizer, 64, task.labels(examples), positions=64)
-
-    return case
-
-
-class _Counted(Display):
-    """Keeps how many items are done."""
-
-    def __init__(self) -> None:
-        self.done: list[int] = []
-
-    def update(self, work: int, done: int) -> None:
-        self.done.append(done)
-
-
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not parse_task(spec).decodes])
-def test_truncated_rows_are_those_of_encode(spec, case_of, monkeypatch):
+def test_truncated_rows_are_those_of_encode(spec, backbones, tmp_path, monkeypatch):
     """Encoding is counted, which changes no row."""
-    task, examples, whole = case_of(spec)
+    task = parse_task(spec)
+    case = CASES[task.name]
+    tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
+    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
+    whole = Setting(tokenizer, 64, task.labels(examples), positions=64)
     all_rows = encode_whole(task, examples, whole)
     monkeypatch.setattr("adapterhub.tasks.common.base.CHUNK", 5)
-    display = _Counted()
+    done, display = [], Display()
+    monkeypatch.setattr(display, "update", lambda work, count: done.append(count))
     with showing(display):
         counted = encode_whole(task, examples, whole)
     assert (counted.rows, counted.owners) == (all_rows.rows, all_rows.owners)
     assert counted.examples == all_rows.examples
-    assert display.done[-1] == len(examples)
-    assert len(display.done) == -(-len(examples) // 5)
+    assert done[-1] == len(examples)
+    assert len(done) == -(-len(examples) // 5)
     for limit in (7, 9, 12, 64):
         setting = replace(whole, max_length=limit)
         expected = task.encode(examples, setting, labelled=True)
@@ -108,8 +92,8 @@ CUT = [
     ("causal-lm(data=text)", Example(f"{TEXT} bad"), Example("good"), 0),
     ("causal-lm(template='{text}', pack=true)", Example(TEXT, None, "bad"),
      Example("a", None, "bad"), 1),
-    ("prompted(words={neg: bad, pos: good})", Example(TEXT, None, "pos"),
-     Example("good", None, "neg"), 1),
+    ("prompted(template='{text} {mask}', words={'neg': 'bad', 'pos': 'good'})",
+     Example(TEXT, None, "pos"), Example("good", None, "neg"), 1),
 ]  # fmt: skip
 
 
@@ -117,8 +101,6 @@ CUT = [
 def test_examples_that_lose_tokens_are_counted(spec, long, short, count, backbone):
     encoder = spec.partition("(")[0] not in ("seq2seq", "causal-lm")
     tokenizer = AutoTokenizer.from_pretrained(backbone) if encoder else word_tokenizer(end="</s>")
-    if spec.startswith("prompted"):
-        spec = "prompted(template='{text} {mask}', words={'neg': 'bad', 'pos': 'good'})"
     task, setting = parse_task(spec), Setting(tokenizer, 8, ("neg", "pos"))
     whole = encode_whole(task, [short, long, short], setting)
     encoded = truncate(whole, task, setting)
@@ -152,12 +134,119 @@ def test_bytes_are_words_and_characters():
     assert token_texts([0, 3, 4, 5, 1], tokenizer) == ["▁good", "é", "\\n", "a", "Ã"]
 
 
-@pytest.mark.parametrize(
-    ("kept", "gone"),
-    [("the movie", "was good"), ("was good", "the movie"), ("the good", "movie was"),
-     ("movie was", "the ... good")],
-)  # fmt: skip
-def test_removed_tokens_are_found_anywhere(kept, gone):
+def test_removed_tokens_are_found_anywhere():
     tokenizer = word_tokenizer()
     whole = tokenizer("the movie was good")["input_ids"]
-    assert removed_text(whole, tokenizer(kept)["input_ids"], tokenizer) == gone
+    for kept, gone in ("was good", "the movie"), ("movie was", "the ... good"):
+        assert removed_text(whole, tokenizer(kept)["input_ids"], tokenizer) == gone
+
+
+# Streamed text: rows are whole, without padding, by the seed and the epoch, and resumable
+
+STREAMED = {
+    "masked-lm": ("bert", "masked-lm"),
+    "causal-lm": ("gpt2", "causal-lm(data=text)"),
+    "span-corruption": ("t5", "span-corruption"),
+    "denoising": ("bart", "denoising"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Write 60 documents of different lengths."""
+    choice = np.random.default_rng(0)
+    documents = [" ".join(choice.choice(WORDS, choice.integers(1, 30))) for _ in range(60)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    return tmp_path / "text.txt"
+
+
+@given(st.lists(st.integers(0, 99), min_size=2, max_size=60), st.integers(3, 20), st.booleans())
+def test_windows_hold_all_tokens_once(ids, limit, framed):
+    around = (100,) * framed
+    frame = Frame(before=around, after=around)
+    tokens = np.array([i | STARTS_WORD * (i % 2) for i in ids], dtype=np.uint32)
+    windows = Windows(tokens, frame, limit, lambda ids, starts: {"ids": ids, "starts": starts})
+    rows = list(windows)
+    inner = [row["ids"][len(around) : len(row["ids"]) - len(around)] for row in rows]
+    assert [i for part in inner for i in part] in (ids, ids[:-1])
+    assert [len(row["ids"]) for row in rows] == windows.lengths
+    assert all(length == limit for length in windows.lengths[:-1])
+    assert rows == [windows[i] for i in range(len(windows))] == windows[:]
+    for row in rows:
+        odd = [n for n, i in enumerate(row["ids"]) if i % 2 and i < 100]
+        assert row["starts"] == odd
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_rows_are_full_and_documents_are_separated(name, text, backbones):
+    stream, tokenizer = open_stream(str(text), DataOptions()), word_tokenizer()
+    encoded = parse_task(STREAMED[name][1]).encode_stream(stream, Setting(tokenizer, 32))
+    lengths = [len(row["input_ids"]) for row in encoded.rows]
+    assert len(set(lengths[:-1])) == 1
+    ids = [i for row in encoded.rows for i in row["input_ids"]]
+    words = tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids)
+    assert [i for i in ids if i not in special] == words
+    assert ids.count(tokenizer.eos_token_id) == (0 if name == "masked-lm" else 60)
+    first, again, later = (encoded.batch(range(8), epoch) for epoch in (0, 0, 1))
+    assert all(first[key].equal(again[key]) for key in first)
+    assert all(first[key].equal(later[key]) for key in first) == (name == "causal-lm")
+
+
+def test_windows_of_a_bert_are_between_its_special_tokens(text, backbones):
+    _, tokenizer = ah.load_backbone(str(backbones("bert")), task="masked-lm")
+    stream = open_stream(str(text), DataOptions())
+    encoded = parse_task("masked-lm").encode_stream(stream, Setting(tokenizer, 16))
+    first, *_, last = ids = encoded.rows[0]["input_ids"]
+    assert (len(ids), first, last) == (16, tokenizer.cls_token_id, tokenizer.sep_token_id)
+    pairs = [p for row in encoded.rows for p in zip(row["input_ids"], row["special"], strict=True)]
+    flagged = [i for i, special in pairs if special]
+    assert set(flagged) == {tokenizer.cls_token_id, tokenizer.sep_token_id}
+    assert len(flagged) == 2 * len(encoded.rows) + 60, "and one after each document"
+
+
+def recipe(text, backbone, task, output, **data):
+    """Return a recipe that streams."""
+    train = {"epochs": 2, "max_length": 16, "batch_size": 4, "report": False, "save_every": 4}
+    flags = {"backbone": str(backbone), "task": task, "output": str(output), "train": train}
+    return read(flags=flags | {"data": {"train": str(text), "stream": True, **data}})
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_streamed_run(name, text, backbones, tmp_path):
+    architecture, task = STREAMED[name]
+    outcome = run(recipe(text, backbones(architecture), task, tmp_path / "run"), Reporter())
+    assert 0 < outcome.metrics["loss"] < 50
+    record = Saved.at(outcome.folder).manifest.training["data"]
+    assert (record["train"], record["eval"]) == (54, 6)
+
+
+def test_a_streamed_run_resumes_in_the_middle_of_an_epoch(text, backbones, tmp_path):
+    """Given evaluation data are streamed, too."""
+    (tmp_path / "dev.txt").write_text("the movie was good\n\nthe plot was bad\n\nfine")
+
+    def made(name):
+        data = {"eval": str(tmp_path / "dev.txt"), "eval_rows": 2, "rows": 30}
+        return recipe(text, backbones("bert"), "masked-lm", tmp_path / name, **data)
+
+    whole = run(made("whole"), Reporter())
+    record = Saved.at(whole.folder).manifest.training["data"]
+    assert (record["train"], record["eval"]) == (30, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(made("cut"), Notes(stop_after=8))
+    cut = run(made("cut"), Reporter(), resume=True)
+    assert adapter_bytes(tmp_path / "cut") == adapter_bytes(tmp_path / "whole")
+    assert cut.metrics == whole.metrics
+
+
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - STREAMED.keys() - {"prompted"}))
+def test_another_task_streams_rows_and_needs_to_know_how_many(name, text, backbones, tmp_path):
+    with pytest.raises(ConfigError, match=f"data.stream=true with {name}") as error:
+        run(recipe(text, backbones("bert"), name, tmp_path / "run"), Reporter())
+    assert any("max_steps" in offender for offender in error.value.offenders)
+    assert "--steps" in error.value.hint

@@ -1,13 +1,15 @@
-"""Prompts with a place for the answer: templates, label words, and few-shot examples."""
+"""Prompts with a place for the answer: templates, words, few-shot examples, equal beginnings."""
 
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
@@ -16,21 +18,29 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.causal_lm import Chat
-from adapterhub.tasks.common.language_models import text_before
+from adapterhub.tasks.common import shared_prefix
+from adapterhub.tasks.common.language_models import generate, text_before, token_loss
+from adapterhub.tasks.common.shared_prefix import PrefixStore, answer_scores, keeping_prefix
 from adapterhub.tasks.prompted import Prompted
-from tests.kit.data import CHAT_TEMPLATE, sentences, words_of, write_json_lines
+from tests.kit import tiny_models
+from tests.kit.data import (
+    CHAT_TEMPLATE,
+    WORDS,
+    sentences,
+    word_tokenizer,
+    words_of,
+    write_json_lines,
+)
+from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
-
-
-def tokenizer_of(backbones, kind):
-    return AutoTokenizer.from_pretrained(backbones("llama" if kind == "causal-lm" else "bert"))
+BACKBONES = {"masked-lm": "bert", "causal-lm": "llama"}
 
 
 @pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
 def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
-    tokenizer = tokenizer_of(backbones, kind)
+    tokenizer = AutoTokenizer.from_pretrained(backbones(BACKBONES[kind]))
     task = parse_task(PROMPT % kind)
     example = Example("the movie was very dull " * 9, None, "neg")
     (row,) = task.encode([example], Setting(tokenizer, 12), labelled=True).rows
@@ -45,7 +55,7 @@ def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
     )
 
 
-WORDS = {"0": "very bad", "1": "good", "2": "a dull film"}
+LABEL_WORDS = {"0": "very bad", "1": "good", "2": "a dull film"}
 TEXTS = ("the movie was", "a plot", "the actor is very very")
 
 
@@ -53,13 +63,13 @@ TEXTS = ("the movie was", "a plot", "the actor is very very")
 def test_a_word_of_several_tokens_has_their_likelihood(backbones, kind):
     """By the log softmax of transformers' own model; of a masked one, at a mask for each token."""
     causal = kind == "causal-lm"
-    model, tokenizer = ah.load_backbone(str(backbones("llama" if causal else "bert")), task=kind)
+    model, tokenizer = ah.load_backbone(str(backbones(BACKBONES[kind])), task=kind)
     template, mask = "{text} is {mask}", tokenizer.mask_token
-    options = {"template": template, "words": WORDS, "model": kind}
+    options = {"template": template, "words": LABEL_WORDS, "model": kind}
     setting, examples = Setting(tokenizer, 32), [Example(text) for text in TEXTS]
     expected = []
     for text in TEXTS:
-        for word in WORDS.values():
+        for word in LABEL_WORDS.values():
             answer = tokenizer(word, add_special_tokens=False)["input_ids"]
             ids = tokenizer(f"{text} is {word}")["input_ids"]
             ids = ids if causal else tokenizer(f"{text} is {f' {mask}' * len(answer)}")["input_ids"]
@@ -98,7 +108,7 @@ def test_labels_may_be_numbers():
 
 @pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
 def test_few_shot_examples_precede_the_prompt(backbones, kind):
-    tokenizer = tokenizer_of(backbones, kind)
+    tokenizer = AutoTokenizer.from_pretrained(backbones(BACKBONES[kind]))
     train = [Example(f"movie {i}", None, label) for i in range(6) for label in ("neg", "pos")]
     task = parse_task(PROMPT % kind).with_shots(train, 2, seed=3)
     assert [e[-1] for e in task.examples] == ["pos", "neg"] * 2, "the labels take turns"
@@ -107,10 +117,9 @@ def test_few_shot_examples_precede_the_prompt(backbones, kind):
     assert task != parse_task(PROMPT % kind).with_shots(train, 2, seed=4)
     assert parse_task(dump_task(task)) == task, "they are a part of the task's options"
     example = Example("the movie was very dull " * 9, None, "neg")
-    (row,) = task.encode([example], Setting(tokenizer, 12), labelled=False).rows
-    (bare,) = (
-        parse_task(PROMPT % kind).encode([example], Setting(tokenizer, 12), labelled=False).rows
-    )
+    setting = Setting(tokenizer, 12)
+    (row,) = task.encode([example], setting, labelled=False).rows
+    (bare,) = parse_task(PROMPT % kind).encode([example], setting, labelled=False).rows
     words, asked = words_of(tokenizer, row["input_ids"]), words_of(tokenizer, bare["input_ids"])
     start = [w for w in asked if w in ("[CLS]", "<s>")]
     tail = asked[len(start) :]
@@ -146,9 +155,9 @@ def test_words_and_few_shot_examples_that_do_not_fit(backbones):
 
 
 TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
-CHATS = [
-    Chat((("system", "film"), ("user", e.text), ("assistant", str(e.label)))) for e in TRAIN
-] + [Chat((("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")))]
+CHATS = [Chat((("system", "film"), ("user", e.text), ("assistant", e.label))) for e in TRAIN] + [
+    Chat((("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")))
+]
 PLAIN = "causal-lm(template='{text} is ')"
 CASES = {
     "plain": (PLAIN, "llama", TRAIN, "movie 0 is good movie 1 is bad movie 2 is"),
@@ -163,26 +172,17 @@ CASES = {
 }  # fmt: skip
 
 
-def shot_tokenizer(backbones, kind):
-    tokenizer = AutoTokenizer.from_pretrained(backbones("llama" if kind == "chat" else kind))
-    if kind == "chat":
-        tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_examples_are_in_front_of_generated_answers(backbones, case):
     spec, kind, train, expected = CASES[case]
-    tokenizer = shot_tokenizer(backbones, kind)
+    tokenizer = AutoTokenizer.from_pretrained(backbones("llama" if kind == "chat" else kind))
+    if kind == "chat":
+        tokenizer.chat_template = CHAT_TEMPLATE
     task, setting = parse_task(spec), Setting(tokenizer, 12)
     drawn = task.with_shots(train, 2, seed=3)
-    assert len(set(drawn.examples)) == 2
-    assert drawn == task.with_shots(train, 2, seed=3)
-    assert drawn != task.with_shots(train, 2, seed=4) or drawn != task.with_shots(train, 2, seed=5)
     assert parse_task(dump_task(drawn)) == drawn, "they are a part of the task's options"
-    assert {text for text, _ in drawn.examples} <= {"movie 0", "movie 1", "movie 2"}
-    fixed = parse_task({task.name: {**dump_options(task), "examples": [
-        ["movie 0", "good"], ["movie 1", "bad"], ["movie 2", "fine"]]}})  # fmt: skip
+    assert len({text for text, _ in drawn.examples} & {"movie 0", "movie 1", "movie 2"}) == 2
+    fixed = replace(task, examples=tuple((e.text, e.label) for e in TRAIN))
     (row,) = fixed.encode([train[2]], setting, labelled=False).rows
     special = set(tokenizer.all_special_tokens) - {"<unk>"}
     found = [w for w in words_of(tokenizer, row["input_ids"]) if w not in special]
@@ -191,11 +191,6 @@ def test_examples_are_in_front_of_generated_answers(backbones, case):
     assert found == unknown, "all but the row's own"
     (row,) = fixed.encode([train[2]], setting, labelled=True).rows
     assert [w for w in words_of(tokenizer, row["labels"]) if w not in special] == ["fine"]
-
-
-def dump_options(task):
-    dumped = dump_task(task)
-    return {} if isinstance(dumped, str) else dumped[task.name]
 
 
 def test_texts_are_cut_and_examples_are_not(backbones):
@@ -219,7 +214,7 @@ def test_texts_are_cut_and_examples_are_not(backbones):
 
 
 def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
-    setting = Setting(shot_tokenizer(backbones, "llama"), 12)
+    setting = Setting(AutoTokenizer.from_pretrained(backbones("llama")), 12)
     task = parse_task(PLAIN)
     assert task.stop_texts(setting) == ()
     assert task.with_shots(TRAIN, 1, seed=0).stop_texts(setting) == ("\n\n",)
@@ -272,3 +267,130 @@ def test_examples_of_the_training_rows_are_kept_and_served(
     command = ("eval", "--backbone", backbones("llama"), "--data", file, *shots, *task)
     out = succeeded(adapterhub(*command))
     assert json.loads(out).keys() == metrics.keys() >= {"exact_match", "loss"}
+
+
+# What prompts have in common is computed once, with the results of computing all of it
+
+SIZE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 128, "initializer_range": 0.15,
+    "head_dim": 8, "vocab_size": tiny_models.VOCAB, "pad_token_id": 1, "eos_token_id": 2,
+    "bos_token_id": 3,
+}  # fmt: skip
+TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+FAMILIES = {
+    "llama": {},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},  # learned positions
+    "bloom": {"n_layer": 2, "n_head": 4},  # distances, counted from the mask
+    "mistral": {"sliding_window": 8},
+    "gemma3_text": TWO_KINDS,
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1],
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "num_experts": 0,
+    },
+}  # fmt: skip
+WITHOUT = {  # no cache, states of another kind, and states that only one token at a time continues
+    "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "mamba": {"state_size": 4, "use_mambapy": False},
+    "jamba": {
+        "mamba_d_state": 4, "mamba_d_conv": 3, "mamba_dt_rank": 4, "num_experts": 2,
+        "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False,
+    },
+}  # fmt: skip
+
+RANDOM = random.Random(0)
+SHOTS = [[" ".join(RANDOM.choices(WORDS, k=9)), label] for label in "0101"]
+EXAMPLES = [Example(" ".join(RANDOM.choices(WORDS, k=2 + i % 5)), None, "2") for i in range(12)]
+ANSWERS = {0: "very good", 1: "bad", 2: "a dull film"}
+TEMPLATE = {"model": "causal-lm", "template": "{text} is {mask}"}
+TASK = parse_task({"prompted": TEMPLATE | {"words": ANSWERS, "examples": SHOTS}})
+TOKENIZER = word_tokenizer("<s>")
+SETTING = Setting(TOKENIZER, 64)
+
+
+def counted_tokens(model):
+    counts = [0]
+    model.register_forward_pre_hook(
+        lambda _, args, inputs: counts.__setitem__(0, counts[0] + inputs["input_ids"].numel()),
+        with_kwargs=True,
+    )
+    return counts
+
+
+def tiny(family):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SIZE | (FAMILIES | WITHOUT)[family])
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def computed(model):
+    """Return scores of answers and of words, losses and texts, and the tokens of each."""
+    answers = [*TASK.answer_ids(TOKENIZER).values()]
+    prompts, labelled = (TASK.encode(EXAMPLES, SETTING, labelled=known) for known in (False, True))
+    rows = [{k: v for k, v in row.items() if k != "position"} for row in prompts.rows]
+    writes = parse_task("causal-lm(new_tokens=4, beams=2)")
+    texts = replace(writes.encode(EXAMPLES, SETTING, labelled=False), rows=rows)
+    short = replace(TASK, words={"0": "good", "1": "bad", "2": "dull"})
+    counts = counted_tokens(model)
+    found, tokens = [], []
+    for compute in (
+        lambda: answer_scores(model, prompts, answers, 64),
+        lambda: [[*p.scores.values()] for p in short.predict(model, prompts, 64)],
+        lambda: token_loss(model, labelled, 64, shifted=True)["loss"],
+        lambda: generate(model, texts, 64, writes),
+    ):
+        counts[0] = 0
+        found.append(compute())
+        tokens.append(counts[0])
+    return found, tokens
+
+
+@long_table("family", [*FAMILIES, *WITHOUT], 3)
+def test_results_are_those_of_all_tokens(family, monkeypatch):
+    found, tokens = computed(tiny(family))
+    monkeypatch.setattr(shared_prefix, "_tried_cache", lambda *_: None)
+    expected, all_tokens = computed(tiny(family))
+    for some, others in zip(found[:3], expected[:3], strict=True):
+        torch.testing.assert_close(torch.tensor(some), torch.tensor(others), atol=1e-5, rtol=0)
+    assert found[3] == expected[3]
+    for some, others in zip(tokens, all_tokens, strict=True):
+        assert family in WITHOUT or some < others / 3
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix(length=3)", "prompt(length=3)", "loreft", None])
+def test_adapters_apply_to_all_tokens(method, monkeypatch):
+    """Those that depend on the place of a token are computed as a whole, if they must be."""
+    model = tiny("llama")
+    if method:
+        tiny_models.scramble(ah.attach(model, method))
+    (scores, *_), _ = computed(model)
+    monkeypatch.setattr(shared_prefix, "_tried_cache", lambda *_: None)
+    (expected, *_), _ = computed(model)
+    torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_rows_without_the_prefix_are_computed_whole():
+    model = tiny("llama")
+    own = Example(SHOTS[0][0], None, "1")  # its own example is not in front of it
+    alone = TASK.predict(model, TASK.encode([own], SETTING, labelled=False), 64)
+    counts = counted_tokens(model)
+    encoded = TASK.encode([own, *EXAMPLES], SETTING, labelled=False)
+    together = TASK.predict(model, encoded, 64)
+    assert together[0].scores == pytest.approx(alone[0].scores, abs=1e-5)
+    assert counts[0] < sum(encoded.lengths) / 2
+
+
+def test_a_store_keeps_the_prefix_between_calls():
+    model, store = tiny("llama"), PrefixStore()
+    counts, tokens = counted_tokens(model), []
+    for example in EXAMPLES:
+        data = TASK.encode([example], SETTING, labelled=False)
+        (expected,) = TASK.predict(model, data, 1)
+        counts[0] = 0
+        with keeping_prefix(store):
+            (kept,) = TASK.predict(model, data, 1)
+        tokens.append(counts[0])
+        assert kept.scores == pytest.approx(expected.scores, abs=1e-5)
+    assert max(tokens[4:]) < 20 < min(tokens[:2])

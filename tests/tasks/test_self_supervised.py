@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
@@ -20,7 +22,6 @@ from adapterhub.data.text_stream import open_stream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
-from adapterhub.tasks.common.packing import word_starts
 from adapterhub.tasks.denoising import infilled, permuted, rotated, span_draws
 from adapterhub.tasks.span_corruption import span_lengths
 from tests.kit.data import SENTINELS, word_tokenizer, words_of
@@ -82,7 +83,6 @@ def test_of_tokens_with_one_text_the_most_probable_one_counts(backbones, monkeyp
 
 TEXT = "unbelievable films, unbelievable plots"
 PIECES = ["un", "believ", "able", "film", "plot", "s", ","]
-SPECIAL = ["<pad>", "<mask>", "<unk>"]
 GROUPS = {  # with punctuation, or without
     "wordpiece": ["unbelievable", "films", ",", "unbelievable", "plots"],
     "byte-level": ["unbelievable", "films", ",", "unbelievable", "plots"],
@@ -97,7 +97,7 @@ def built(kind):
         words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES, *[f"##{p}" for p in PIECES]]
         return BertTokenizerFast(vocab={word: i for i, word in enumerate(words)})
     space = "Ġ" if kind == "byte-level" else "▁"
-    vocab = [*SPECIAL, *PIECES, *[space + piece for piece in PIECES], space]
+    vocab = ["<pad>", "<mask>", "<unk>", *PIECES, *[space + piece for piece in PIECES], space]
     scores = [(p, -1.0 if len(p) > 1 else -2.0) for p in vocab]
     inner = Tokenizer(models.Unigram(scores, unk_id=2))
     if kind == "byte-level":
@@ -114,19 +114,6 @@ def built(kind):
 
 
 @pytest.mark.parametrize("kind", GROUPS)
-def test_words_are_those_of_the_tokenizer(kind):
-    tokenizer = built(kind)
-    encoded = tokenizer([TEXT], add_special_tokens=False)
-    starts = sorted(word_starts(encoded, 0, TEXT))
-    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])
-    plain = [token.strip("Ġ▁#") for token in tokens]
-    ends = [*starts[1:], len(tokens)]
-    words = ["".join(plain[a:b]) for a, b in zip(starts, ends, strict=True)]
-    assert len(tokens) > len(words)
-    assert [word for word in words if word] == GROUPS[kind]
-
-
-@pytest.mark.parametrize("kind", GROUPS)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_word_is_masked_as_a_whole(kind, streamed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -140,6 +127,10 @@ def test_a_word_is_masked_as_a_whole(kind, streamed, tmp_path, monkeypatch):
     free = [n for n, special in enumerate(row["special"]) if not special]
     bounds = [*row["starts"], free[-1] + 1]
     words = [set(range(a, b)) & set(free) for a, b in itertools.pairwise(bounds)]
+    tokens = setting.tokenizer.convert_ids_to_tokens(row["input_ids"])
+    texts = ["".join(tokens[n].strip("Ġ▁#") for n in sorted(word)) for word in words]
+    assert len(free) > len(words)
+    assert [text for text in texts if text] == GROUPS[kind]
     seen = set()
     for epoch in range(40):
         labels = task.vary(row, setting, (0, epoch, 0))["labels"]
@@ -157,27 +148,19 @@ def test_dropped_spans_follow_their_sentinels():
     encoded = task.encode([Example(text)], Setting(tokenizer, 64), labelled=True)
     for epoch in range(20):
         batch = encoded.batch([0], epoch)
-        inputs, target = (
-            words_of(tokenizer, batch[key][0].tolist()) for key in ("input_ids", "labels")
-        )
-        assert inputs[-1] == target[-1] == "</s>"
-        assert target[-2] in SENTINELS, "a sentinel more ends the target"
-        parts: dict[str, list[str]] = {}
-        for word in target[:-2]:
-            if word in SENTINELS:
-                parts[word] = []
-            else:
-                parts[list(parts)[-1]].append(word)
-        assert list(parts) == SENTINELS[: len(parts)] == [w for w in inputs if w in SENTINELS]
-        whole = [w for word in inputs[:-1] for w in parts.get(word, [word])]
-        assert " ".join(whole) == text
-        assert sum(map(len, parts.values())) == 5
-        assert len(parts) == 2
+        inputs = words_of(tokenizer, batch["input_ids"][0].tolist())
+        target = words_of(tokenizer, batch["labels"][0].tolist())
+        assert inputs[-1] == "</s>"
+        # Two spans of five tokens behind a sentinel each; a sentinel more ends the target.
+        first, one, second, two, *ends = re.split(r" ?(<extra_id_\d>) ?", " ".join(target))[1:]
+        assert [first, second, *ends] == [*SENTINELS[:3], "</s>"]
+        assert len(f"{one} {two}".split()) == 5
+        assert " ".join(inputs[:-1]).replace(first, one).replace(second, two) == text
 
 
 @given(st.integers(2, 600), st.floats(0.01, 0.99), st.floats(1, 10), st.integers(1, 99))
 def test_span_lengths(tokens, rate, span, most):
-    kept, dropped = span_lengths(tokens, rate, span, most, np.random.default_rng(0))
+    kept, dropped = span_lengths(tokens, rate, span, most, default_rng(0))
     assert len(kept) == len(dropped) <= most
     assert min(*kept, *dropped) >= 1
     assert sum(kept) + sum(dropped) == tokens
@@ -190,14 +173,9 @@ SEEDS = st.integers(0, 1000)
 NONE = "denoising(permute=0, infill=0, {}={})"
 
 
-def drawn(seed):
-    """Return a source of randomness."""
-    return np.random.default_rng(seed)
-
-
 @given(IDS, st.floats(0, 0.9), st.floats(0.5, 6), SEEDS)
 def test_infilling_replaces_a_share_of_the_tokens(ids, rate, span, seed):
-    noised = infilled(ids, MASK, rate, span, drawn(seed))
+    noised = infilled(ids, MASK, rate, span, default_rng(seed))
     kept = [i for i in noised if i != MASK]
     assert len(kept) == len(ids) - round(len(ids) * rate)
     rest = iter(ids)
@@ -205,7 +183,7 @@ def test_infilling_replaces_a_share_of_the_tokens(ids, rate, span, seed):
 
 
 def test_spans_have_poisson_lengths():
-    lengths = [n for seed in range(50) for n in span_draws(1000, 3.0, drawn(seed))[:-1]]
+    lengths = [n for seed in range(50) for n in span_draws(1000, 3.0, default_rng(seed))[:-1]]
     assert np.mean(lengths) == pytest.approx(3.0, abs=0.05)
     assert np.var(lengths) == pytest.approx(3.0, abs=0.15)
     assert lengths.count(0) / len(lengths) == pytest.approx(np.exp(-3), abs=0.01)
@@ -215,7 +193,7 @@ def test_spans_are_anywhere():
     """Each token but those at the ends is in a span equally often."""
     counts = np.zeros(20)
     for seed in range(3000):
-        noised = infilled(list(range(20)), MASK, 0.3, 3.0, drawn(seed))
+        noised = infilled(list(range(20)), MASK, 0.3, 3.0, default_rng(seed))
         counts[list(set(range(20)) - set(noised))] += 1
     assert counts[3:-3] / 3000 == pytest.approx(np.full(14, 0.33), abs=0.06)
     assert counts.min() / 3000 > 0.1, "fewer spans cover the ends"
@@ -223,23 +201,23 @@ def test_spans_are_anywhere():
 
 
 def test_whole_sentences_move():
-    ids, ends = [1, 2, 0, 3, 0, 4, 5, 6], [i == 0 for i in [1, 2, 0, 3, 0, 4, 5, 6]]
-    orders = {tuple(permuted(ids, ends, drawn(seed))) for seed in range(100)}
-    a, b, c = (1, 2, 0), (3, 0), (4, 5, 6)
-    assert orders == {a + b + c, a + c + b, b + a + c, b + c + a, c + a + b, c + b + a}
+    sentences = (1, 2, 0), (3, 0), (4, 5, 6)
+    ids = [i for sentence in sentences for i in sentence]
+    found = {tuple(permuted(ids, [i == 0 for i in ids], default_rng(n))) for n in range(100)}
+    assert found == {a + b + c for a, b, c in itertools.permutations(sentences)}
 
 
 @given(IDS, st.data(), SEEDS, st.floats(0.1, 20))
 def test_permutations_rotations_and_spans_keep_the_tokens(ids, data, seed, span):
     size = len(ids)
     ends = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    shuffled = permuted(ids, ends, drawn(seed))
+    shuffled = permuted(ids, ends, default_rng(seed))
     assert Counter(shuffled) == Counter(ids)
     if not any(ends[:-1]):
         assert shuffled == ids
-    assert rotated(ids, drawn(seed)) in [ids[n:] + ids[:n] for n in range(size)]
-    assert rotated([], drawn(seed)) == []
-    assert sum(span_draws(size, span, drawn(seed))) == size
+    assert rotated(ids, default_rng(seed)) in [ids[n:] + ids[:n] for n in range(size)]
+    assert rotated([], default_rng(seed)) == []
+    assert sum(span_draws(size, span, default_rng(seed))) == size
 
 
 def encoded(spec, text="the movie was very good", setting=None, count=1):
@@ -264,8 +242,7 @@ def test_the_target_is_the_original(spec):
     tokenizer, text = word_tokenizer("<s>", "</s>"), "the movie was very good " * 8
     expected = tokenizer(text)["input_ids"]
     batch = encoded(spec, text, count=4).batch(range(4), epoch=1)
-    for labels in batch["labels"].tolist():
-        assert labels == expected
+    assert batch["labels"].tolist() == [expected] * 4
     for row, mask in zip(batch["input_ids"].tolist(), batch["attention_mask"], strict=True):
         ids = row[: int(mask.sum())]
         assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
@@ -274,11 +251,9 @@ def test_the_target_is_the_original(spec):
 def test_masking_and_deletion_change_a_share():
     tokenizer, text = word_tokenizer(), "the movie was very good " * 4
     for ids, original in noised(NONE.format("mask", 0.25), text, rows=20):
-        masked = [n for n, i in enumerate(ids) if i == tokenizer.mask_token_id]
-        assert len(masked) == 5
-        assert [i for n, i in enumerate(ids) if n not in masked] == [
-            i for n, i in enumerate(original) if n not in masked
-        ]
+        same = [i == other for i, other in zip(ids, original, strict=True)]
+        assert same == [i != tokenizer.mask_token_id for i in ids]
+        assert same.count(False) == 5
     for ids, original in noised(NONE.format("delete", 0.25), text, rows=20):
         assert len(ids) == 15
         rest = iter(original)
@@ -294,10 +269,8 @@ def test_sentences_end_at_full_stops():
     data = encoded("denoising(infill=0)", "the movie was good. the plot was dull", setting, 40)
     orders = {tuple(row[1:-1]) for row in data.batch(range(40))["input_ids"].tolist()}
     texts = {tokenizer.decode(list(order)) for order in orders}
-    assert texts == {
-        "the movie was good. the plot was dull",
-        "the plot was dull the movie was good.",
-    }
+    one, other = "the movie was good.", "the plot was dull"
+    assert texts == {f"{one} {other}", f"{other} {one}"}
 
 
 def test_long_texts_are_cut_into_windows():
