@@ -8,13 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from adapterhub.errors import ConfigError
-from adapterhub.hub.accounts import (
-    create_namespace,
-    remove_user,
-    revoke_hub_token,
-    set_member,
-    set_user,
-)
+from adapterhub.hub import accounts
 from adapterhub.hub.database import now_text, sessions, tokens
 from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
@@ -128,10 +122,10 @@ def test_a_token_ends_by_its_time_its_revocation_or_its_user(new_hub):
     late = new_hub.token("ada", "read", "late", seconds=-1)
     gone = new_hub.token("ada", "read", "gone")
     assert (status(late), status(gone)) == (401, 200)
-    new_hub.change(revoke_hub_token, "gone")
+    new_hub.change(accounts.revoke_hub_token, "gone")
     assert status(gone) == 401
     for is_disabled, expected in ((True, 401), (False, 200)):
-        new_hub.change(set_user, "ada", is_disabled=is_disabled)
+        new_hub.change(accounts.set_user, "ada", is_disabled=is_disabled)
         assert status(new_hub.tokens["ada"]) == expected
 
 
@@ -143,14 +137,14 @@ def test_no_id_is_given_twice(new_hub, ada):
     """Cookies and addresses outlive rows, so a row must not take the place of a deleted one."""
 
     def ids(name):
-        owner = new_hub.change(create_namespace, name, "user").id
+        owner = new_hub.change(accounts.create_namespace, name, "user").id
         new_hub.token(name, "read", name)
         create(ada, f"acme/{name}")
         with new_hub.hub.database.writing() as connection:
             token = connection.execute(select(tokens.c.id).where(tokens.c.name == name)).scalar()
             repository = find_repository(connection, "models", f"acme/{name}")
             delete_repository(connection, repository)
-            remove_user(connection, name)
+            accounts.remove_user(connection, name)
         return owner, token, repository.id
 
     found = [ids(name) for name in ("first", "second", "third")]
@@ -159,13 +153,13 @@ def test_no_id_is_given_twice(new_hub, ada):
 
 
 ENDS = {
-    "revoke": lambda connection, name: revoke_hub_token(connection, f"{name}-laptop"),
-    "disable": lambda connection, name: set_user(connection, name, is_disabled=True),
-    "remove": remove_user,
+    "revoke": lambda connection, name: accounts.revoke_hub_token(connection, f"{name}-laptop"),
+    "disable": lambda connection, name: accounts.set_user(connection, name, is_disabled=True),
+    "remove": accounts.remove_user,
     "expire": lambda connection, _: connection.execute(
         update(sessions).values(expires=now_text(1))
     ),
-    "demote": lambda connection, name: set_member(connection, "acme", name, "read"),
+    "demote": lambda connection, name: accounts.set_member(connection, "acme", name, "read"),
     "delete": lambda connection, name: delete_repository(
         connection, find_repository(connection, "models", f"acme/{name}")
     ),
@@ -215,7 +209,7 @@ def test_a_user_with_repositories_is_not_removed(places):
     with places.client("wil") as client:
         create(client, "wil/x")
     with pytest.raises(ConfigError, match="1 repository") as caught:
-        places.change(remove_user, "wil")
+        places.change(accounts.remove_user, "wil")
     assert "wil/x" in str(caught.value)
 
 
@@ -358,7 +352,7 @@ def test_answers_name_the_public_address(tmp_path):
 )  # fmt: skip
 def test_names_that_would_be_something_else_are_refused(places, name):
     with pytest.raises(ConfigError):
-        places.change(create_namespace, name, "org")
+        places.change(accounts.create_namespace, name, "org")
     if name not in ("api", "models", "Settings"):
         with places.client("ada") as client:
             answered(
@@ -377,7 +371,7 @@ def test_names_that_differ_in_case_are_one(places):
             assert client.get(f"/api/models/{name}").status_code == 404
         assert client.get("/api/models/acme/KIT").status_code == 200
     with pytest.raises(ConfigError, match="acme"):
-        places.change(create_namespace, "ACME", "user")
+        places.change(accounts.create_namespace, "ACME", "user")
 
 
 def test_what_is_done_is_written_down_without_tokens(places):

@@ -24,20 +24,8 @@ from adapterhub.hub.repositories import find_repository
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.version_files import beside_bytes
-from tests.kit import registries
-from tests.kit.real_hub import (
-    Writers,
-    answered,
-    batch,
-    broken_promises,
-    commit,
-    create,
-    digest,
-    head,
-    move,
-    set_rules,
-    tag,
-)
+from tests.kit import real_hub, registries
+from tests.kit.real_hub import answered, batch, commit, create, digest, head
 from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.usefixtures("online")
@@ -66,7 +54,7 @@ def made(tmp_path):
 def signed(new_hub, ada, key, made):
     """A repository with a signed adapter, in a namespace that takes no others."""
     create(ada, "acme/signed")
-    set_rules(new_hub, "acme", signers=(key.public.id,))
+    real_hub.set_rules(new_hub, "acme", signers=(key.public.id,))
     answered(commit(ada, "acme/signed", files_of(made, key)), 200)
     return ada
 
@@ -95,13 +83,13 @@ def test_all_that_is_loaded_is_signed(new_hub, signed, made, key, way):
             assert commit(signed, name, files_of(made, key, f"x{number}")).status_code == 200
             done = commit(signed, name, files, deleted=deleted)
             assert done.status_code == 200
-            set_rules(new_hub, "ada", signers=(key.public.id,))
+            real_hub.set_rules(new_hub, "ada", signers=(key.public.id,))
             if way == "move":
-                answer = move(signed, name, f"acme/x{number}")
+                answer = real_hub.move(signed, name, f"acme/x{number}")
             else:
                 body = {"startingPoint": done.json()["commitOid"]}
                 answer = signed.post(f"/api/models/{name}/branch/dev", json=body)
-            set_rules(new_hub, "ada")
+            real_hub.set_rules(new_hub, "ada")
         assert answer.status_code == (200 if change == "a text" else 400), (change, answer.text)
         assert change == "a text" or "keys has signed" in answer.json()["error"]
 
@@ -109,10 +97,10 @@ def test_all_that_is_loaded_is_signed(new_hub, signed, made, key, way):
 def test_texts_and_what_another_key_adds_need_no_signature(signed, key, made):
     texts = {"README.md": b"# hi", "data.parquet": b"PAR1xPAR1", "signatures/v1.sig": b"{}"}
     assert commit(signed, "acme/signed", texts).status_code == 200
-    assert tag(signed, "acme/signed", "v1").status_code == 200
+    assert real_hub.tag(signed, "acme/signed", "v1").status_code == 200
     for_another = files_of(made, key, version="v9")
     assert commit(signed, "acme/signed", for_another).status_code == 200
-    assert tag(signed, "acme/signed", "v2").status_code == 400  # it is signed as v9
+    assert real_hub.tag(signed, "acme/signed", "v2").status_code == 400  # it is signed as v9
     assert commit(signed, "acme/signed", files_of(made, key, "else")).status_code == 400
 
 
@@ -134,7 +122,7 @@ def test_files_of_peft_are_signed_by_a_list_of_them(signed, key, made):
 def test_the_ways_of_the_guide_work_where_signatures_are_required(
     new_hub, ada, tmp_path, monkeypatch, key, way
 ):
-    set_rules(new_hub, "acme", signers=(key.public.id,))
+    real_hub.set_rules(new_hub, "acme", signers=(key.public.id,))
     in_peft = InPeft("classification", ())
     monkeypatch.setattr("adapterhub.registry.publish.peft_files", lambda *_: (PEFT, in_peft))
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
@@ -155,21 +143,21 @@ def test_the_ways_of_the_guide_work_where_signatures_are_required(
     folder = registries.write_sample(tmp_path / "made-3", 3)
     assert ah.push(folder, address, sign=key, peft=False).version == "v3"  # without peft's of v2
     HubStore(new_hub.address, token=new_hub.tokens["ada"]).delete("acme/c", "v3")
-    assert broken_promises(new_hub) == []
+    assert real_hub.broken_promises(new_hub) == []
 
 
 def test_a_move_obeys_the_rules_of_where_it_goes(new_hub, ada):
-    set_rules(new_hub, "ada", allowed=("pickle", "contents"))
+    real_hub.set_rules(new_hub, "ada", allowed=("pickle", "contents"))
     for number, (path, data) in enumerate({"a.bin": b"x", "a.md": pickle.dumps({})}.items()):
         name = create(ada, f"ada/x{number}")
         assert commit(ada, name, {path: data}).status_code == 200
         assert commit(ada, name, {}, deleted=[path]).status_code == 200
-        answered(move(ada, name, f"acme/x{number}"), 400, "pickle")
+        answered(real_hub.move(ada, name, f"acme/x{number}"), 400, "pickle")
         assert ada.get(f"/api/models/acme/x{number}").status_code == 404
 
 
 def test_an_import_passes_the_gate(new_hub, tmp_path, key, made):
-    set_rules(new_hub, "acme", signers=(key.public.id,))
+    real_hub.set_rules(new_hub, "acme", signers=(key.public.id,))
     ah.publish(made, "bare", registry=tmp_path / "registry")
     ah.publish(made, "named", registry=tmp_path / "registry", sign=key)
     report = import_registry(new_hub.hub, str(tmp_path / "registry"), "acme")
@@ -177,14 +165,14 @@ def test_an_import_passes_the_gate(new_hub, tmp_path, key, made):
     ((refused, reason),) = report.refused.items()
     assert refused.endswith("bare@v1")
     assert "keys has signed" in reason
-    assert broken_promises(new_hub) == []
+    assert real_hub.broken_promises(new_hub) == []
 
 
 def test_a_quota_holds_for_moves_and_promises(new_hub, ada):
-    set_rules(new_hub, "acme", quota=1000)
+    real_hub.set_rules(new_hub, "acme", quota=1000)
     name, moved = create(ada, "acme/x"), create(ada, "ada/large")
     assert commit(ada, moved, {"a.md": b"x" * 990}).status_code == 200
-    answer = move(ada, moved, "acme/large")
+    answer = real_hub.move(ada, moved, "acme/large")
     assert (answer.status_code, "of its 1,000 bytes" in answer.text) == (413, True)
     files = [bytes([65 + number]) * 300 for number in range(4)]
     answers = [batch(ada, name, data) for data in files]
@@ -196,16 +184,16 @@ def test_a_quota_holds_for_moves_and_promises(new_hub, ada):
         (found,) = answer.json()["objects"]
         assert ada.put(found["actions"]["upload"]["href"], content=data).status_code == 200
         large[f"{number}.md"] = (found["oid"], len(data))
-    set_rules(new_hub, "acme", quota=500)
+    real_hub.set_rules(new_hub, "acme", quota=500)
     assert commit(ada, name, large=large).status_code == 200  # they are here already
     assert commit(ada, name, {"b.md": b"y"}).status_code == 413
 
 
 def test_room_is_looked_for_again_when_bytes_come(new_hub, ada):
-    set_rules(new_hub, "acme", quota=1000)
+    real_hub.set_rules(new_hub, "acme", quota=1000)
     name, data = create(ada, "acme/x"), b"x" * 600
     (found,) = batch(ada, name, data).json()["objects"]
-    set_rules(new_hub, "acme", quota=500)
+    real_hub.set_rules(new_hub, "acme", quota=500)
     assert ada.put(found["actions"]["upload"]["href"], content=data).status_code == 413
     assert commit(ada, name, large={"a.md": (digest(data), 600)}).status_code == 400
 
@@ -218,7 +206,7 @@ def test_a_version_is_whole_and_equals_its_manifest(new_hub, made, data, words):
         name = create(wil, "acme/broken")
         assert commit(wil, name, files).status_code == 200
         address = f"/api/adapterhub/models/{name}/tag/v1"
-        for answer in (tag(wil, name, "v1"), wil.put(address, json={"revision": "main"})):
+        for answer in (real_hub.tag(wil, name, "v1"), wil.put(address, json={"revision": "main"})):
             assert (answer.status_code, words in answer.text) == (400, True)
         assert commit(wil, name, files_of(made)).status_code == 200
         assert wil.put(address, json={"revision": "main"}).status_code == 200
@@ -245,7 +233,7 @@ def test_what_is_deleted_is_in_no_commit_without_its_manifest(new_hub, ada, tmp_
 def test_a_tag_takes_no_commits(new_hub, ada):
     """Stock clients see the same for a tag and for what is not there."""
     name = create(ada, "acme/tagged")
-    assert tag(ada, name, "best").status_code == 200
+    assert real_hub.tag(ada, name, "best").status_code == 200
     api = HfApi(endpoint=new_hub.address, token=new_hub.tokens["ada"])
     for revision in ("best", head(ada, name), "nowhere"):
         answer = commit(ada, name, {"a.md": b"a"}, revision=revision)
@@ -268,12 +256,12 @@ def test_promises_hold_after_any_writes_of_anyone(new_hub, tmp_path, seed):
     """After each write, whatever can be downloaded is as the rules of its namespace say."""
     statuses = {}
     with ExitStack() as stack:
-        writers = Writers(new_hub, random.Random(seed), tmp_path, stack)
+        writers = real_hub.Writers(new_hub, random.Random(seed), tmp_path, stack)
         for _ in range(60):
             write, status = writers.write()
             statuses.setdefault(write, []).append(status)
             assert status < 500, (write, status)
-            assert broken_promises(new_hub) == [], (write, status)
+            assert real_hub.broken_promises(new_hub) == [], (write, status)
     taken = [write for write, found in statuses.items() if 200 in found]
     assert len(taken) > 4, statuses
     collect(new_hub.hub, grace=-1)

@@ -21,16 +21,7 @@ from adapterhub.registry import hub as registry_hub
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 from tests.kit import real_hub, registries
-from tests.kit.real_hub import (
-    STATES,
-    commit,
-    create,
-    delete,
-    digest,
-    place_of,
-    push_during_collections,
-    upload,
-)
+from tests.kit.real_hub import commit, create, digest
 
 
 def test_what_no_commit_needs_is_collected_after_its_time(new_hub, ada):
@@ -38,7 +29,7 @@ def test_what_no_commit_needs_is_collected_after_its_time(new_hub, ada):
     create(ada, "acme/x")
     commit(ada, "acme/x", {"a.md": b"first"})
     commit(ada, "acme/x", {"a.md": b"second"})
-    oid = upload(ada, "acme/x", b"waiting")
+    oid = real_hub.upload(ada, "acme/x", b"waiting")
     new_hub.overwrite("ab" * 32, b"of a transaction that was undone")
     assert collect(hub, dry_run=True).files == 1
     assert collect(hub).files == 1
@@ -48,17 +39,17 @@ def test_what_no_commit_needs_is_collected_after_its_time(new_hub, ada):
     assert collect(hub, grace=-1).files == 1
     assert hub.blobs.size(oid) < 0
     assert commit(ada, "acme/x", large={"b.md": (oid, 7)}).status_code == 400
-    oid = upload(ada, "acme/x", b"waiting")
+    oid = real_hub.upload(ada, "acme/x", b"waiting")
     assert commit(ada, "acme/x", large={"b.md": (oid, 7)}).status_code == 200
     assert collect(hub, grace=-1).files == 0
-    delete(ada, "acme/x")
+    real_hub.delete(ada, "acme/x")
     assert collect(hub).files >= 4
     assert list(hub.blobs.all()) == []
     assert verify_hub(hub) == []
 
 
 def test_nothing_is_lost_to_a_collection_while_others_push(new_hub, ada):
-    push_during_collections(new_hub.hub.place, ada)
+    real_hub.push_during_collections(new_hub.hub.place, ada)
     assert verify_hub(new_hub.hub) == []
 
 
@@ -118,7 +109,7 @@ def test_right_bytes_that_are_pushed_again_heal(hub, kind):
             if way == "commit again elsewhere":
                 assert commit(client, f"acme/y-{kind}", {"b.md": data}).status_code == 200
             elif way == "lfs":
-                assert upload(client, name, data) == digest(data)
+                assert real_hub.upload(client, name, data) == digest(data)
             else:
                 url = f"/api/models/{name}/preupload/main"
                 asked = {"files": [{"path": path, "size": len(data)}]}
@@ -151,7 +142,7 @@ def test_a_backup_repairs_what_is_damaged(new_hub, ada, tmp_path):
 
 @pytest.fixture
 def new_place(request, tmp_path):
-    return place_of(request, tmp_path / "hub")
+    return real_hub.place_of(request, tmp_path / "hub")
 
 
 @pytest.fixture
@@ -184,7 +175,7 @@ def test_an_older_hub_is_upgraded_and_kept_as_it_was(folder, newer):
         assert verify_hub(hub) == []
 
 
-@pytest.mark.parametrize("new_place", STATES, indirect=True)
+@pytest.mark.parametrize("new_place", real_hub.STATES, indirect=True)
 def test_a_hub_of_the_first_release_keeps_its_rows(new_place):
     place, blobs = new_place
     with real_hub.serving(place, blobs=blobs) as running:

@@ -35,17 +35,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 from adapterhub.web.errors import UpstreamError
 from tests.kit import fake_hub, real_hub, registries
-from tests.kit.real_hub import (
-    answered,
-    commit,
-    commit_lines,
-    create,
-    delete,
-    digest,
-    head,
-    set_rules,
-    tag,
-)
+from tests.kit.real_hub import answered, commit, create, digest, head
 from tests.kit.session import wait_until
 
 pytestmark = pytest.mark.usefixtures("online")
@@ -170,7 +160,10 @@ def test_stock_clients_and_ours_get_what_the_upstream_has_and_keep_it(
             oid = head(wil, "acme/polite")
             create(wil, "acme/rows", type="dataset")
             url = "/api/datasets/acme/rows/commit/main"
-            assert wil.post(url, content=commit_lines({"a b.csv": b"a,b\n"})).status_code == 200
+            assert (
+                wil.post(url, content=real_hub.commit_lines({"a b.csv": b"a,b\n"})).status_code
+                == 200
+            )
             assert client.get("/datasets/acme/rows/resolve/main/a%20b.csv").content == b"a,b\n"
             assert client.get("/api/models/acme/rows").status_code == 404
         api = HfApi(endpoint=running.address, token=running.tokens["bob"])
@@ -404,8 +397,8 @@ def test_nobody_writes_to_what_is_mirrored_and_who_asked_for_it_is_on_record(bob
     row = bob.get("/api/adapterhub/audit").json()[0]
     assert (row["who"], row["action"], row["target"]) == ("bob", "mirror", "acme/x")
     answered(commit(bob, "acme/x", {"a.md": b"a"}), 403, "mirrored")
-    assert tag(bob, "acme/x", "v9").status_code == 403
-    assert delete(bob, "acme/x").status_code == 403
+    assert real_hub.tag(bob, "acme/x", "v9").status_code == 403
+    assert real_hub.delete(bob, "acme/x").status_code == 403
     body = {"name": "x", "organization": "acme"}
     assert bob.post("/api/repos/create", json=body).status_code in (403, 409)
     assert bob.get(FILE).content == CARD
@@ -467,7 +460,7 @@ def test_files_that_run_and_paths_that_are_none_are_left_out(fake, bob):
     assert paths == ["a.onnx", "data.txt"]
     answered(bob.get("/acme/x/resolve/main/data.txt"), 403, "pickle")
     assert left_over(bob.running) == ([], [])
-    set_rules(bob.running, fake.address, allowed=("pickle",))
+    real_hub.set_rules(bob.running, fake.address, allowed=("pickle",))
     assert bob.get("/acme/x/resolve/main/data.txt").content == b"\x80\x04K\x01."
 
 

@@ -19,15 +19,7 @@ from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
 from tests.kit import real_hub
-from tests.kit.real_hub import (
-    answered,
-    batch,
-    commit,
-    create,
-    digest,
-    head,
-    tag,
-)
+from tests.kit.real_hub import answered, batch, commit, create, digest, head
 
 pytestmark = pytest.mark.apart
 
@@ -71,7 +63,7 @@ def test_no_two_writers_win(pair):
 
     def tag_all(number):
         for version in range(1, 13):
-            if tag(clients[number % 2], "ada/x", f"v{version}").status_code == 200:
+            if real_hub.tag(clients[number % 2], "ada/x", f"v{version}").status_code == 200:
                 tagged.append(version)
 
     with ThreadPoolExecutor(8) as pool:

@@ -5,22 +5,8 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import pytest
 
-from adapterhub.pages.figures import (
-    COLOURS,
-    SERIES,
-    WORST,
-    histogram_chart,
-    label_ends,
-    line_chart,
-    marked_text,
-    prediction_sections,
-    reliability_chart,
-    room_for,
-    scatter_chart,
-    short_name,
-    spread_apart,
-    svg_chart,
-)
+from adapterhub.pages import figures
+from adapterhub.pages.figures import histogram_chart, line_chart, prediction_sections, scatter_chart
 from adapterhub.pages.row_scores import KINDS, calibration
 from tests.kit.runs import ROWS, predictions
 
@@ -32,7 +18,7 @@ CHARTS = {
     "no value": lambda: line_chart({"a": [(1, None)]}, "step", log=True),
     "logarithmic": lambda: line_chart({"a": [(1, 1e5), (2, 10.0), (3, 1.0)]}, "step", log=True),
     "many": lambda: line_chart({"a": [(i, i % 7) for i in range(100_000)]}, "step"),
-    "reliability": lambda: reliability_chart(calibration(ROWS["classes"])[0]),
+    "reliability": lambda: figures.reliability_chart(calibration(ROWS["classes"])[0]),
     "scatter": lambda: scatter_chart([1.0, 2.0], [2.0, 2.0]),
     "many dots": lambda: scatter_chart([float(i) for i in range(9000)], [1.0] * 9000),
     "histogram": lambda: histogram_chart([1.0, 2.0, 2.0], "x", centre=0.0),
@@ -52,7 +38,7 @@ def test_a_chart_is_small_themed_and_the_same_each_time(name):
     assert dict(matplotlib.rcParams) == before
     assert len(svg) < 70_000
     assert "var(--ink)" in svg or "var(--muted)" in svg
-    assert not any(colour in svg for colour in COLOURS)
+    assert not any(colour in svg for colour in figures.COLOURS)
     assert "<metadata" not in svg
     assert "$" not in svg
     assert "width=" not in svg.split(">", 1)[0]
@@ -73,23 +59,28 @@ def test_names_are_text_and_not_markup_or_formulas():
      ([0, -5], [2, 0]), ([5.0] * 11, [float(n) for n in range(11)])],
 )  # fmt: skip
 def test_values_are_moved_apart_within_the_ends(values, placed):
-    assert sorted(spread_apart(values, 2, 0, 10)) == pytest.approx(sorted(placed))
+    assert sorted(figures.spread_apart(values, 2, 0, 10)) == pytest.approx(sorted(placed))
 
 
 def test_names_are_where_their_lines_end_though_the_axes_scale_themselves():
     def draw(axes):
         axes.plot([0, 1, 2], [0.0, 100.0, 60.0])
-        label_ends(axes, {"a": (2, 60.0)}, SERIES[:1])
+        figures.label_ends(axes, {"a": (2, 60.0)}, figures.SERIES[:1])
         axes.figure.canvas.draw()
         (text,) = axes.texts
         assert text.xy[1] == pytest.approx(axes.transData.transform((2, 60.0))[1])
 
-    svg_chart(draw)
+    figures.svg_chart(draw)
 
 
 def test_long_names_have_more_room_and_are_cut():
-    assert room_for(["x" * 50], 4.6) < room_for(["x" * 5], 4.6) < room_for([], 4.6) == 0.95
-    assert short_name("x" * 50) == "x" * 20 + "..."
+    assert (
+        figures.room_for(["x" * 50], 4.6)
+        < figures.room_for(["x" * 5], 4.6)
+        < figures.room_for([], 4.6)
+        == 0.95
+    )
+    assert figures.short_name("x" * 50) == "x" * 20 + "..."
 
 
 SECTIONS = {
@@ -116,7 +107,7 @@ def test_the_most_confident_mistake_is_first():
         {"label": "a", "prediction": "b" if i % 2 else "a", "score": i / 100} for i in range(100)
     ]
     worst = prediction_sections(predictions("classes", rows))[-1]
-    assert len(worst.examples) == WORST
+    assert len(worst.examples) == figures.WORST
     assert worst.examples[0].facts[-1][1] == "0.990"
     assert worst.note.startswith("50 of 100 examples are wrong")
     right = [{"label": "a", "prediction": "a", "score": 1.0}]
@@ -139,6 +130,6 @@ def test_many_classes_have_a_list_in_place_of_a_matrix():
 
 def test_entities_are_marked_in_their_text():
     spans = [["loc", 6, 9], ["per", 0, 2], ["per", 1, 3]]
-    assert marked_text("Al in Rome", spans, [["per", 0, 2]]) == [
+    assert figures.marked_text("Al in Rome", spans, [["per", 0, 2]]) == [
         ("Al", "per", True), (" in ", "", False), ("Rom", "loc", False), ("e", "", False)
     ]  # fmt: skip

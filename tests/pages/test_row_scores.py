@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,27 +11,18 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from adapterhub.data.examples import Example, data_hash
 from adapterhub.errors import ConfigError, FileError
+from adapterhub.pages import row_scores
 from adapterhub.pages.row_scores import (
     KINDS,
     PREDICTIONS,
-    calibration,
-    class_scores,
-    confusions,
     difference,
     is_right,
-    outcomes_of,
     read_predictions,
     row_score,
-    span_scores,
 )
 from adapterhub.tasks import TASKS, parse_task
 from adapterhub.tasks.classification import Number, Scored
-from adapterhub.tasks.common.metrics import (
-    classification_metrics,
-    generation_metrics,
-    multi_label_metrics,
-    regression_metrics,
-)
+from adapterhub.tasks.common import metrics as task_metrics
 from tests.kit.runs import ROWS, predictions
 
 
@@ -46,23 +38,23 @@ def test_a_file_is_read_back(kind, tmp_path):
 
 
 def test_outcomes_hold_texts_label_prediction_and_score():
-    task, examples = (
-        parse_task("classification"),
-        [Example("a", label="pos"), Example("b", "c", "neg")],
-    )
+    task = parse_task("classification")
+    examples = [Example("a", label="pos"), Example("b", "c", "neg")]
     given = [Scored("pos", {"pos": 0.8, "neg": 0.2}), Scored("pos", {"pos": 0.6, "neg": 0.4})]
-    file = outcomes_of(task, examples, given, ("neg", "pos"), 7)
+    file = row_scores.outcomes_of(task, examples, given, ("neg", "pos"), 7)
     assert file is not None
     assert (file.kind, file.step, file.data) == ("classes", 7, data_hash(examples))
     assert file.rows[1] == {
         "id": 1, "texts": ["b", "c"], "label": "neg", "prediction": "pos", "score": 0.6
     }  # fmt: skip
-    assert outcomes_of(task, examples, given[:1], (), 1) is None, "not one for each example"
+    assert row_scores.outcomes_of(task, examples, given[:1], (), 1) is None, (
+        "not one for each example"
+    )
 
 
 def test_long_texts_are_cut_and_numbers_are_json():
     examples = [Example("x" * 10_000, label=1.0)]
-    file = outcomes_of(parse_task("regression"), examples, [Number(math.nan)], (), 1)
+    file = row_scores.outcomes_of(parse_task("regression"), examples, [Number(math.nan)], (), 1)
     assert file is not None
     assert len(file.rows[0]["texts"][0]) < 5000
     assert file.rows[0]["prediction"] == 1e308
@@ -79,7 +71,6 @@ BROKEN = {
     "fewer rows": lambda data: data[: data.rindex(b"\n", 0, -1) + 1],
     "no rows": lambda data: data.splitlines()[0].replace(b'"rows": 4', b'"rows": 0') + b"\n",
     "a newer format": lambda data: data.replace(b'"format": 1', b'"format": 2'),
-    "an unknown kind": lambda data: data.replace(b'"classes"', b'"images"'),
     "another type": lambda data: data.replace(b'"score": 0.6', b'"score": "0.6"'),
     "a missing field": lambda data: data.replace(b'"prediction"', b'"predicted"'),
     "texts that are none": lambda data: data.replace(b'["a good movie"]', b"[1]"),
@@ -90,7 +81,6 @@ BROKEN = {
     "a span before the text": lambda data: spans(["per", -1, 2]),
     "a span of a number": lambda data: spans([1, 0, 1]),
     "a span from a text": lambda data: spans(["per", "0", 1]),
-    "a short span": lambda data: spans(["per"]),
     "a number as a span": lambda data: spans(3),
 }
 
@@ -124,21 +114,25 @@ def test_one_class_for_rows_of_several_classes():
 # Scores of summed columns
 
 
-def drawn_classes(number):
-    random = np.random.default_rng(number)
-    labels, other = (random.integers(number, size=100) for _ in range(2))
-    given = np.where(random.random(100) < 0.5, labels, other)
-    return [f"c{i}" for i in labels], [f"c{i}" for i in given]
+def random_classes(count, seed, right=0.7, classes=3):
+    random = np.random.default_rng(seed)
+    labels = np.random.default_rng(99).integers(classes, size=count)
+    hit = random.random(count) < right
+    given = np.where(hit, labels, random.integers(classes, size=count))
+    drawn = zip(labels, given, random.random(count), strict=True)
+    return [{"label": f"c{a}", "prediction": f"c{b}", "score": float(s)} for a, b, s in drawn]
 
 
-def drawn_numbers():
+def random_numbers(count, spread, middle=0.0):
     random = np.random.default_rng(0)
-    true = 1e6 + random.normal(size=50)
-    return list(map(float, true)), list(map(float, true + random.normal(size=50)))
+    true = middle + random.normal(size=count)
+    given = true + spread * random.normal(size=count)
+    pairs = zip(true.tolist(), given.tolist(), strict=True)
+    return [{"label": a, "prediction": b} for a, b in pairs]
 
 
-def of_sets(expected, given):
-    return multi_label_metrics(["a", "b"], expected, given)
+def pairs_of(rows):
+    return [row["label"] for row in rows], [row["prediction"] for row in rows]
 
 
 TEXTS = (
@@ -146,23 +140,28 @@ TEXTS = (
     ["the cat sat on a mat", "a dog", "it rains every day here", ""],
 )
 NO_SHARED = ["a b c d e"], ["v w x y z"]
-SETS = tuple([row[name] for row in ROWS["sets"]] for name in ("label", "prediction"))
 OF_CLASSES = ("accuracy", "matthews", "macro_f1")
+OF_SETS = partial(task_metrics.multi_label_metrics, ["a", "b"])
+BLEU, ROUGE = (partial(task_metrics.generation_metrics, name) for name in ("bleu", "rouge"))
 
 
 @pytest.mark.parametrize(
     ("kind", "names", "pairs", "metrics"),
     [
-        ("classes", OF_CLASSES, drawn_classes(2), classification_metrics),
-        ("classes", OF_CLASSES, drawn_classes(4), classification_metrics),
-        ("classes", OF_CLASSES, (list("aa"), list("ab")), classification_metrics),
-        ("classes", OF_CLASSES, (list("aa"), list("aa")), classification_metrics),
-        ("numbers", ("pearson", "mse"), drawn_numbers(), regression_metrics),
-        ("sets", ("micro_f1", "exact_match"), SETS, of_sets),
-        ("texts", ("bleu",), TEXTS, lambda *pair: generation_metrics("bleu", *pair)),
-        ("texts", ("bleu",), NO_SHARED, lambda *pair: generation_metrics("bleu", *pair)),
-        ("texts", ("rouge1", "rouge2", "rougeL", "rougeLsum"), TEXTS,
-         lambda *pair: generation_metrics("rouge", *pair)),
+        *(
+            ("classes", OF_CLASSES, pairs, task_metrics.classification_metrics)
+            for pairs in (
+                *(pairs_of(random_classes(100, 1, 0.5, classes)) for classes in (2, 4)),
+                (list("aa"), list("ab")),
+                (list("aa"), list("aa")),
+            )
+        ),
+        ("numbers", ("pearson", "mse"), pairs_of(random_numbers(50, 1, 1e6)),
+         task_metrics.regression_metrics),
+        ("sets", ("micro_f1", "exact_match"), pairs_of(ROWS["sets"]), OF_SETS),
+        ("texts", ("bleu",), TEXTS, BLEU),
+        ("texts", ("bleu",), NO_SHARED, BLEU),
+        ("texts", ("rouge1", "rouge2", "rougeL", "rougeLsum"), TEXTS, ROUGE),
     ],
 )  # fmt: skip
 def test_scores_are_those_of_the_task(kind, names, pairs, metrics):
@@ -221,38 +220,30 @@ def test_every_main_metric_of_a_task_is_computed_from_rows():
 # Scores by class, and calibration
 
 
-def random_classes(count, seed, right=0.7):
-    random = np.random.default_rng(seed)
-    labels = np.random.default_rng(99).integers(3, size=count)
-    hit = random.random(count) < right
-    given = np.where(hit, labels, random.integers(3, size=count))
-    drawn = zip(labels, given, random.random(count), strict=True)
-    return [{"label": f"c{a}", "prediction": f"c{b}", "score": float(s)} for a, b, s in drawn]
-
-
 def test_class_scores_are_those_of_scikit_learn():
     rows, names = random_classes(200, 1), ["c0", "c1", "c2"]
-    pairs = ([row[field] for row in rows] for field in ("label", "prediction"))
-    expected = precision_recall_fscore_support(*pairs, labels=names)
-    found = [[s.precision, s.recall, s.f1, s.support] for s in class_scores(rows, names)]
+    expected = precision_recall_fscore_support(*pairs_of(rows), labels=names)
+    found = [[s.precision, s.recall, s.f1, s.support] for s in row_scores.class_scores(rows, names)]
     assert np.allclose(found, np.array(expected).T)
-    assert sum(confusions(rows).values()) == 200
-    (never,) = class_scores([], ["x"])
+    assert sum(row_scores.confusions(rows).values()) == 200
+    (never,) = row_scores.class_scores([], ["x"])
     assert (never.precision, never.recall, never.f1) == (0, 0, 0)
 
 
 def test_span_scores_count_kind_and_both_ends():
-    scores = {s.name: (s.right, s.predicted, s.support) for s in span_scores(ROWS["spans"])}
+    scores = {
+        s.name: (s.right, s.predicted, s.support) for s in row_scores.span_scores(ROWS["spans"])
+    }
     assert scores == {"loc": (1, 2, 1), "per": (0, 0, 2)}
 
 
 def test_calibration_by_hand():
-    bins, error = calibration(ROWS["classes"])
+    bins, error = row_scores.calibration(ROWS["classes"])
     assert [(b.low, b.count, b.accuracy) for b in bins] == [
         (0.5, 1, 1.0), (0.7, 1, 0.0), (0.8, 1, 1.0), (0.9, 1, 1.0)
     ]  # fmt: skip
     assert error == pytest.approx((0.4 + 0.8 + 0.1 + 0.0) / 4)
-    bins, _ = calibration([{"label": "a", "prediction": "a", "score": 0.0}])
+    bins, _ = row_scores.calibration([{"label": "a", "prediction": "a", "score": 0.0}])
     assert bins[0].low == 0.0
 
 
@@ -289,28 +280,18 @@ def test_no_significance_where_there_is_no_difference():
 
 
 def test_the_correlation_of_numbers_is_pearson():
-    random = np.random.default_rng(0)
-    true = random.normal(size=300)
-    files, expected = [], []
-    for spread in (2, 1):
-        given = true + spread * random.normal(size=300)
-        rows = [
-            {"label": float(t), "prediction": float(p)} for t, p in zip(true, given, strict=True)
-        ]
-        files.append(predictions("numbers", rows))
-        expected.append(np.corrcoef(true, given)[0, 1])
-    found = difference(*files)
+    drawn = [random_numbers(300, spread) for spread in (2, 1)]
+    found = difference(*(predictions("numbers", rows) for rows in drawn))
+    expected = [np.corrcoef(*pairs_of(rows))[0, 1] for rows in drawn]
     assert found.score == "pearson"
     assert found.value == pytest.approx(expected[1] - expected[0])
     assert found.is_significant
 
 
 def test_the_loss_is_weighted_by_tokens():
-    first, second = (
-        predictions("losses", [{"loss": 1.0, "tokens": 1}, {"loss": loss, "tokens": 3}])
-        for loss in (3.0, 1.0)
-    )
-    assert difference(first, second).value == pytest.approx(1.0 - 2.5)
+    rows = ([{"loss": 1.0, "tokens": 1}, {"loss": loss, "tokens": 3}] for loss in (3.0, 1.0))
+    found = difference(*(predictions("losses", each) for each in rows))
+    assert found.value == pytest.approx(1.0 - 2.5)
 
 
 @pytest.mark.parametrize(("kind", "field"), [("losses", "loss"), ("numbers", "prediction")])

@@ -25,15 +25,11 @@ def drawn(kind, rows):
     return predictions(kind, [every[i] for i in random.integers(len(every), size=rows)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (kind, name)
-        for kind in KINDS
-        for name in row_scores(kind)
-        if name not in ("wer", *RANKING_METRICS)
-    ],
-)
+SUMMED = [(kind, name) for kind in KINDS for name in row_scores(kind)
+          if name not in ("wer", *RANKING_METRICS)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), SUMMED)
 def test_the_interval_is_that_of_a_study_with_one_seed(kind, name):
     file, score = drawn(kind, 40), row_scores(kind)[name]
     (expected,) = estimate_all([repeated_runs("lora", [file], score)])
@@ -139,9 +135,8 @@ def test_an_interval_covers_nine_of_ten_truths(name, population, rows):
     labels, score, right, found = [*map(str, range(len(cells)))], truth(name, cells), 0, 0
     for _ in range(200):
         drawn = random.choice(cells.size, size=rows, p=cells.ravel())
-        outcomes = [
-            {"label": labels[i // len(cells)], "prediction": labels[i % len(cells)]} for i in drawn
-        ]
+        pairs = ((labels[i // len(cells)], labels[i % len(cells)]) for i in drawn)
+        outcomes = [{"label": a, "prediction": b} for a, b in pairs]
         own = row_scores("classes")[name]
         value = float(own.summarize(own.columns(outcomes).sum(0)))
         file = replace(predictions("classes", outcomes), labels=tuple(labels))

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import unquote
 
 import pytest
 
+from adapterhub.cli._site import command_of, study_boards
 from adapterhub.errors import ConfigError, OutputError
+from adapterhub.files.manifest import from_json
 from adapterhub.pages import card_html as card_module
+from adapterhub.pages import leaderboards
 from adapterhub.pages.card_html import card_html
-from adapterhub.pages.leaderboards import (
-    UNKNOWN_ROWS,
-    Leaderboard,
-    RankedScore,
-    best_first,
-    pareto_front,
-)
+from adapterhub.pages.leaderboards import UNKNOWN_ROWS, Leaderboard, RankedScore, best_first
 from adapterhub.pages.site import SiteOptions, write_site
 from adapterhub.registry.local import registry_at
 from tests.kit.registries import CARD, TEAM_BACKBONE, digest, write_adapters, write_team
@@ -180,10 +180,10 @@ def test_the_front_has_what_nothing_as_small_beats_and_a_chart_marks_it():
     scores = [("a", 0.9, 100), ("b", 0.8, 10), ("c", 0.85, 200), ("d", 0.8, 20), ("e", 0.95, 0)]
     found = board(*scores)
     assert [score.name for score in found.scores] == ["e", "a", "c", "b", "d"]
-    assert [found.scores[i].name for i in pareto_front(found)] == ["b", "a"]
+    assert [found.scores[i].name for i in leaderboards.pareto_front(found)] == ["b", "a"]
     lower = board(*scores, lower=True)
     assert [score.name for score in lower.scores][:2] == ["b", "d"]
-    assert [lower.scores[i].name for i in pareto_front(lower)] == ["b"]
+    assert [lower.scores[i].name for i in leaderboards.pareto_front(lower)] == ["b"]
     chart = board(("a", 0.9, 100), ("<b>", 0.8, 10), ("c", 0.7, 1000)).chart
     assert 'role="img" aria-label="accuracy against trained parameters' in chart.svg
     assert "&lt;b&gt;" in chart.svg
@@ -209,11 +209,60 @@ def test_many_adapters_are_written_in_time_and_in_small_pages(tmp_path):
     written = write_site(registry, tmp_path / "site", SiteOptions())
     assert time.process_time() - start < count * 0.015  # a minute for 10,000 on a machine alone
     assert written.adapters == count
-    sizes = {path: len(without_charts(path)) for path in pages(tmp_path / "site")}
-    assert max(sizes.values()) < MOST_BYTES
-    rows = rows_of(tmp_path / "site")["rows"]
-    assert len(rows) == count
+    for path in pages(tmp_path / "site"):
+        without_charts = re.sub(rb"<svg.*?</svg>", b"", path.read_bytes(), flags=re.DOTALL)
+        assert len(without_charts) < MOST_BYTES
+    assert len(rows_of(tmp_path / "site")["rows"]) == count
 
 
-def without_charts(path: Path) -> bytes:
-    return re.sub(rb"<svg.*?</svg>", b"", path.read_bytes(), flags=re.DOTALL)
+# The leaderboards of a study: their numbers are those of its records.
+
+
+ROOT = Path(__file__).parents[2]
+GLUE = ROOT / "benchmarks/studies/glue"
+TASKS = {"sst2": "accuracy", "mrpc": "accuracy", "stsb": "pearson"}
+
+
+def test_the_numbers_of_a_leaderboard_are_those_of_the_records_and_of_the_report():
+    boards = {each.task: each for each in study_boards(GLUE)}
+    finals = defaultdict(list)
+    for path in sorted((GLUE / "records").glob("*.jsonl.gz")):
+        for record in map(json.loads, gzip.decompress(path.read_bytes()).splitlines()):
+            cell = record["cell"]
+            if cell["stage"] == "final" and record["status"] == "done":
+                finals[cell["task"], cell["method"]].append(record)
+    scores = {task: {each.name: each for each in boards[task].board.scores} for task in TASKS}
+    checked = dict.fromkeys(TASKS, 0)
+    for (task, method), records in finals.items():
+        if task not in TASKS or len({r["cell"]["rate"] for r in records}) > 1:
+            continue
+        score = scores[task][method]
+        mean = 100 * fmean(record["tested"][TASKS[task]] for record in records)
+        # As shown: the records keep five digits of each row, from which the score is computed.
+        assert score.value == pytest.approx(mean, abs=0.05)
+        assert score.text.startswith(f"{score.value:.1f} ±")
+        assert score.low < score.value < score.high
+        assert score.interval == f"{score.low:.1f} to {score.high:.1f}"
+        costs = records[0]["costs"]
+        assert score.parameters == costs["trained"] + costs["head"]
+        checked[task] += 1
+    assert min(checked.values()) >= 25
+    report = (GLUE / "report.md").read_text(encoding="utf-8")
+    for task in TASKS:
+        assert boards[task].backbone == "sentence-transformers/all-MiniLM-L6-v2"
+        found = boards[task].board.scores
+        assert [*found] == sorted(found, key=lambda score: -score.value)
+        assert len(found) >= 30
+        section = report.partition(f"## {task}:")[2].partition("\n## ")[0]
+        for score in found:
+            assert f"| {score.name} | {score.text} | {score.interval} |" in section
+
+
+def test_the_recipe_of_each_reference_adapter_is_a_command():
+    files = sorted((ROOT / "registry").glob("*/*/v*/adapter.json"))
+    assert len(files) >= 12
+    for path in files:
+        manifest = from_json(path.read_bytes())
+        command = command_of(manifest)
+        assert command.startswith(f"adapterhub train --backbone {manifest.backbone.id} --method ")
+        assert " --train FILE" in command

@@ -14,17 +14,9 @@ from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
 from adapterhub.pages.versions import ListedVersion, MainScore, file_part, rows_script
 from adapterhub.registry.local import registry_at
 from adapterhub.registry.version_files import entry_of
+from tests.kit import web_servers
 from tests.kit.registries import TEAM_BACKBONE, write_adapters, write_team
-from tests.kit.web_servers import (
-    AXE,
-    MISSING,
-    axe_findings,
-    browser,
-    overflow,
-    press,
-    shown_as,
-    tab_to,
-)
+from tests.kit.web_servers import MISSING, press, shown_as, tab_to
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 PAGES = (
@@ -59,7 +51,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def driver():
-    found = browser()
+    found = web_servers.browser()
     yield found
     found.quit()
 
@@ -77,14 +69,14 @@ def complaints(driver) -> list[str]:
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
 def test_pages_fit_ask_for_nothing_and_complain_of_nothing(site, scripts, driver):
-    used = driver if scripts else browser(scripts=False)
+    used = driver if scripts else web_servers.browser(scripts=False)
     try:
         for width in (390, 1280):
             for scheme in ("light", "dark"):
                 shown_as(used, width, scheme)
                 for path in PAGES:
                     used.get((site / path).as_uri())
-                    assert overflow(used) <= 0, (path, width)
+                    assert web_servers.overflow(used) <= 0, (path, width)
                     assert complaints(used) == [], (path, width, scheme)
     finally:
         if not scripts:
@@ -174,10 +166,10 @@ def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp
     assert first < 0.5, first  # it also collects the words of each row
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed")
+@pytest.mark.skipif(not web_servers.AXE.is_file(), reason="axe-core is not installed")
 def test_axe_has_no_findings(site, driver):
     for scheme in ("light", "dark"):
         shown_as(driver, 390 if scheme == "dark" else 1280, scheme)
         for path in PAGES:
             driver.get((site / path).as_uri())
-            assert axe_findings(driver) == [], (path, scheme)
+            assert web_servers.axe_findings(driver) == [], (path, scheme)

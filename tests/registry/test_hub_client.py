@@ -19,7 +19,6 @@ from adapterhub.registry.hub_client import (
     HubClient,
     MissingFileError,
     UnreachableError,
-    login_hint,
     network_hint,
 )
 from tests.kit import fake_hub
@@ -145,8 +144,8 @@ def test_no_thread_or_connection_is_left(hub):
 def test_a_malformed_endpoint_is_an_error(base):
     with pytest.raises(ConfigError, match="HF_ENDPOINT"):
         HubClient(base)
-    assert login_hint("https://huggingface.co") == "hf auth login, or set HF_TOKEN"
-    assert login_hint("https://h.org:443/x") == "adapterhub login https://h.org"
+    assert hub_client.login_hint("https://huggingface.co") == "hf auth login, or set HF_TOKEN"
+    assert hub_client.login_hint("https://h.org:443/x") == "adapterhub login https://h.org"
 
 
 _UNUSABLE = (

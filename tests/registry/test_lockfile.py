@@ -12,17 +12,10 @@ from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import Saved
+from adapterhub.registry import lockfile
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.lockfile import (
-    pin,
-    read_lock,
-    recorded_endpoint,
-    recorded_registry,
-    sync,
-    with_pins,
-    write_lock,
-)
+from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, parse_reference
 from tests.kit import registries
@@ -226,8 +219,8 @@ ORIGINS = [
 def test_the_origin_of_the_hub_is_recorded(reference, variable, endpoint, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", variable)
     parsed = parse_reference(reference)
-    assert recorded_endpoint(parsed) == endpoint
-    assert recorded_registry(parsed, None, Path()) is None
+    assert lockfile.recorded_endpoint(parsed) == endpoint
+    assert lockfile.recorded_registry(parsed, None, Path()) is None
 
 
 def test_a_yanked_version_is_pinned_with_a_warning(registry, tmp_path):

@@ -9,19 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError, RegistryError
+from adapterhub.registry import store
 from adapterhub.registry.store import (
     Reference,
     backbone_folder,
-    folder_of_id,
     is_backbone_folder,
-    is_name,
-    nearby_adapters,
     parse_reference,
-    unportable,
 )
 from tests.kit import registries
 
-NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(is_name)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(store.is_name)
 VERSIONS = st.none() | NAMES
 
 
@@ -113,11 +110,13 @@ def test_two_ids_never_have_the_same_folder(ids):
 def test_ordinary_ids_are_accepted_and_an_ambiguous_one_names_the_other():
     for backbone in ("acme/bert", "gpt2", "sentence-transformers/all-MiniLM-L6-v2",
                      "bert--0123456789ab"):  # fmt: skip
-        assert backbone_folder(backbone) == folder_of_id(backbone) == backbone.replace("/", "--")
+        assert (
+            backbone_folder(backbone) == store.folder_of_id(backbone) == backbone.replace("/", "--")
+        )
     with pytest.raises(RegistryError, match="share the folder 'a--b' with those of 'a/b'"):
         backbone_folder("a--b")
-    assert all(map(unportable, ("con", "Con.txt", "lpt0", "x.", "x ")))
-    assert not any(map(unportable, ("contract", "com", "com10", "a.con", "null", "v1")))
+    assert all(map(store.unportable, ("con", "Con.txt", "lpt0", "x.", "x ")))
+    assert not any(map(store.unportable, ("contract", "com", "com10", "a.con", "null", "v1")))
 
 
 # Folders with an adapter near the working directory.
@@ -128,9 +127,9 @@ def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):
     for folder in ("sst2", "runs/sst2/adapter", "runs/deep/sst2", ".hidden/sst2"):
         registries.write_sample(tmp_path / folder)
     (tmp_path / "out" / "sst2").mkdir(parents=True)
-    assert nearby_adapters("sst2") == ["./sst2", "runs/sst2"]
-    assert nearby_adapters("ssst2") == ["./sst2", "runs/sst2"]
-    assert nearby_adapters("polite") == []
+    assert store.nearby_adapters("sst2") == ["./sst2", "runs/sst2"]
+    assert store.nearby_adapters("ssst2") == ["./sst2", "runs/sst2"]
+    assert store.nearby_adapters("polite") == []
 
 
 def test_a_folder_of_peft_is_to_be_imported(tmp_path, monkeypatch, adapterhub):

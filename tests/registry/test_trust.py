@@ -13,21 +13,7 @@ from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, sign_statement
 from adapterhub.registry import trust
 from adapterhub.registry.store import Reference, parse_reference
-from adapterhub.registry.trust import (
-    SignedSubject,
-    Trust,
-    check_enough,
-    checked_signatures,
-    current_trust,
-    read_trust,
-    require_signatures,
-    requiring_signatures,
-    same_name,
-    signatures_beside,
-    signed_subject,
-    trust_key,
-    trust_path,
-)
+from adapterhub.registry.trust import Trust, current_trust, signed_subject, trust_key, trust_path
 from tests.kit import registries
 
 DIGEST = "0" * 64
@@ -38,18 +24,18 @@ def is_required(**options):
 
 
 def test_what_requires_signatures(monkeypatch, key):
-    assert read_trust() == current_trust() == Trust()
+    assert trust.read_trust() == current_trust() == Trust()
     trust_key(key.public)
     assert is_required(signed=True)
-    with requiring_signatures():
+    with trust.requiring_signatures():
         assert current_trust() == Trust((key.public.text,), True)
     assert not is_required()
-    require_signatures(True)
+    trust.require_signatures(True)
     assert is_required()
     for value in ("0", "", "false"):  # the variable adds, it does not take away
         monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", value)
         assert is_required()
-    require_signatures(False)
+    trust.require_signatures(False)
     for value in ("1", "true", "YES", "on"):
         monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", value)
         assert is_required()
@@ -112,14 +98,14 @@ def test_no_key_of_concurrent_writers_is_lost_and_their_number_is_limited(monkey
     keys = [registries.new_key() for _ in range(8)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda key: trust_key(key.public), keys))
-    assert set(read_trust().keys) == {key.public.text for key in keys}
+    assert set(trust.read_trust().keys) == {key.public.text for key in keys}
     monkeypatch.setattr(trust, "_MOST_KEYS", 8)
     with pytest.raises(ConfigError, match="too many"):
         trust_key(registries.new_key().public)
 
 
 def is_valid(key, statement, subject):
-    (checked,) = checked_signatures([sign_statement(statement, key)], subject, Trust())
+    (checked,) = trust.checked_signatures([sign_statement(statement, key)], subject, Trust())
     return checked.is_valid
 
 
@@ -139,7 +125,7 @@ VERSIONS = [  # what is asked for, its version, the one of the statement, and wh
 def test_the_version_is_compared_where_it_can_be(key, asked, version, stated, valid):
     subject = signed_subject(parse_reference(asked), DIGEST, "acme/x", version)
     assert is_valid(key, Statement(DIGEST, "x", stated), subject) == valid
-    folder = SignedSubject(parse_reference("./x"), DIGEST)  # which has no name
+    folder = trust.SignedSubject(parse_reference("./x"), DIGEST)  # which has no name
     assert is_valid(key, Statement(DIGEST, "anything", stated), folder)
     assert not is_valid(key, Statement("1" * 64, "anything"), folder)
 
@@ -147,10 +133,10 @@ def test_the_version_is_compared_where_it_can_be(key, asked, version, stated, va
 def test_names_are_compared_as_far_as_both_go():
     for stated, name in (("polite", "polite"), ("Polite", "polite"), ("polite", "acme/polite"),
                          ("acme/polite", "polite"), ("acme/polite", "Acme/Polite")):  # fmt: skip
-        assert same_name(stated, name)
+        assert trust.same_name(stated, name)
     for stated, name in (("acme/polite", "other/polite"), ("polite", "acme/rude"),
                          ("acme", "acme/polite"), ("polit\u0435", "polite")):  # fmt: skip
-        assert not same_name(stated, name)
+        assert not trust.same_name(stated, name)
 
 
 def test_trusted_signatures_come_first(key):
@@ -159,22 +145,22 @@ def test_trusted_signatures_come_first(key):
     wrong = sign_statement(Statement("1" * 64, "x"), key)
     signatures = [wrong, *(sign_statement(Statement(DIGEST, "x"), k) for k in (*strangers, key))]
     trusted = Trust((key.public.text,), True)
-    checked = checked_signatures(signatures, subject, trusted)
+    checked = trust.checked_signatures(signatures, subject, trusted)
     assert checked[0].signature.key == key.public.text
     assert [c.is_valid for c in checked] == [True] * 4 + [False]
-    assert check_enough(checked, subject, trusted)[0] == key.public.text
+    assert trust.check_enough(checked, subject, trusted)[0] == key.public.text
     with pytest.raises(SignatureError, match=key.public.id):  # one of a stranger, one invalid
-        check_enough(checked[1:], subject, trusted)
+        trust.check_enough(checked[1:], subject, trusted)
     assert str(checked[0]) == f"key {key.public.id} for x: valid, trusted"
 
 
 @pytest.mark.parametrize("reference", ["hf:acme/x", "https://h.org/acme/x@v1", "x", "./x"])
 def test_the_error_says_what_to_type(reference):
-    subject = SignedSubject(parse_reference(reference), DIGEST)
+    subject = trust.SignedSubject(parse_reference(reference), DIGEST)
     with pytest.raises(SignatureError, match="adapterhub trust KEY") as error:
-        check_enough([], subject, Trust((), True))
+        trust.check_enough([], subject, Trust((), True))
     assert "no signature" in str(error.value)
-    assert check_enough([], subject, Trust()) == ()
+    assert trust.check_enough([], subject, Trust()) == ()
 
 
 # `ah.verify`.
@@ -183,10 +169,10 @@ def test_the_error_says_what_to_type(reference):
 def test_what_is_beside_an_adapter_is_verified_and_nothing_is_required(key, tmp_path):
     """The command is there to find out why an adapter is refused."""
     folder = registries.write_sample(tmp_path / "run" / "adapter")
-    assert signatures_beside(Reference("folder", str(folder)), Saved.at(folder)) == []
+    assert trust.signatures_beside(Reference("folder", str(folder)), Saved.at(folder)) == []
     entry = ah.publish(folder, registry=tmp_path / "r", sign=registries.new_key())
     files = ah.pull("polite", registry=tmp_path / "r")
-    beside = signatures_beside(Reference("local", "polite"), Saved.at(files), entry)
+    beside = trust.signatures_beside(Reference("local", "polite"), Saved.at(files), entry)
     assert [(c.is_valid, c.is_trusted) for c in beside] == [(True, False)]
     registries.require_key(key)
     found = ah.verify("polite", registry=tmp_path / "r")

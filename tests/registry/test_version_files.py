@@ -14,30 +14,16 @@ from hypothesis import strategies as st
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, sign_statement
-from adapterhub.registry import version_files
+from adapterhub.registry import store, version_files
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import (
-    Entry,
-    Publication,
-    Query,
-    check_name,
-    is_backbone_folder,
-)
+from adapterhub.registry.store import Entry, Publication, Query
 from adapterhub.registry.version_files import (
     DATE_FILE,
     Names,
     copy_adapter,
-    copy_files,
-    date_now,
     entry_of_row,
-    index_bytes,
-    name_to_publish,
     names_bytes,
-    parse_backbones,
-    parse_date,
-    parse_index,
     parse_names,
-    root_bytes,
     row_of,
 )
 from tests.kit import registries
@@ -49,24 +35,31 @@ def test_an_adapter_without_a_name_is_called_as_its_run(tmp_path):
                               ("mine3/adapter", "polite", "polite"),
                               ("my run/adapter", "default", "default")):  # fmt: skip
         saved = Saved.at(registries.write_sample(tmp_path / folder))
-        assert name_to_publish(replace(saved, manifest=replace(saved.manifest, name=own))) == name
+        assert (
+            version_files.name_to_publish(
+                replace(saved, manifest=replace(saved.manifest, name=own))
+            )
+            == name
+        )
 
 
 def test_only_a_verified_copy_appears_and_the_date_is_in_none(tmp_path):
     folder = registries.write_sample(tmp_path / "made")
-    published = copy_adapter(folder, tmp_path / "v1", Saved.at(folder).digest, date=date_now())
-    text = parse_date((published / DATE_FILE).read_bytes())
+    published = copy_adapter(
+        folder, tmp_path / "v1", Saved.at(folder).digest, date=version_files.date_now()
+    )
+    text = version_files.parse_date((published / DATE_FILE).read_bytes())
     assert (text[:2], text[-1]) == ("20", "Z")
     date = b"2026-11-22T00:00:00Z"
     for data in (b"", b"yesterday", date.replace(b"11", b"13"), b"\xff", date * 9):
-        assert parse_date(data) is None
+        assert version_files.parse_date(data) is None
     copy = copy_adapter(published, tmp_path / "copy", Saved.at(folder).digest)
     assert not (copy / DATE_FILE).exists()
     (folder / "adapter.safetensors").write_bytes(b"broken")
     with pytest.raises(FileError):
         copy_adapter(folder, tmp_path / "broken", Saved.at(folder).digest)
     assert not (tmp_path / "broken").exists()
-    copy_files(folder, tmp_path / "one", ("adapter.json", "missing"))
+    version_files.copy_files(folder, tmp_path / "one", ("adapter.json", "missing"))
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["adapter.json"]
 
 
@@ -152,7 +145,7 @@ def test_the_index_follows_every_change(registry, publish):
     first, second = publish(accuracy=0.5), publish(seed=1)
     publish("rude")
     assert rows(registry).keys() == {"polite", "rude"}
-    assert parse_backbones(registry.storage.stored["index.json"], "") == [BACKBONE]
+    assert version_files.parse_backbones(registry.storage.stored["index.json"], "") == [BACKBONE]
     registry.tag(first, "best")
     assert rows(registry)["polite"]["v1"]["tags"] == ["best"]
     registry.untag(first, "best")
@@ -231,12 +224,12 @@ def test_publishers_at_once_lose_no_row(registry, publish):
 def test_the_size_of_a_row_and_of_an_index(registry, publish, monkeypatch):
     """676 bytes were measured of an index with empty fields."""
     entry = publish(accuracy=0.5)
-    data = index_bytes(BACKBONE, {"polite": registry.contents(f"{BACKBONE}/polite")})
+    data = version_files.index_bytes(BACKBONE, {"polite": registry.contents(f"{BACKBONE}/polite")})
     assert len(data) < 600
-    assert parse_index(data, "", BACKBONE)["polite"].entries == [entry]
+    assert version_files.parse_index(data, "", BACKBONE)["polite"].entries == [entry]
     monkeypatch.setattr(version_files, "MAX_INDEX_BYTES", 100)
     with pytest.raises(FileError, match="it has more than 100 bytes"):
-        parse_index(b" " * 101, "index.json", BACKBONE)
+        version_files.parse_index(b" " * 101, "index.json", BACKBONE)
 
 
 DAMAGED = {
@@ -295,14 +288,14 @@ def test_a_broken_version_is_in_the_index_as_such(registry, publish):
 
 
 def test_a_root_that_names_no_folders():
-    assert not any(map(is_backbone_folder, ("index.json", "INDEX.json")))
+    assert not any(map(store.is_backbone_folder, ("index.json", "INDEX.json")))
     with pytest.raises(ConfigError, match="invalid adapter name"):
-        check_name("index.json")
-    data = root_bytes(["a--b"])
-    assert parse_backbones(data, "index.json") == ["a--b"]
+        store.check_name("index.json")
+    data = version_files.root_bytes(["a--b"])
+    assert version_files.parse_backbones(data, "index.json") == ["a--b"]
     for backbones in (b'["a/b"]', b'["index.json"]', b'"a"', b"[1]", b'["..a"]'):
         with pytest.raises(FileError, match="does not list folders"):
-            parse_backbones(data.replace(b'["a--b"]', backbones), "index.json")
+            version_files.parse_backbones(data.replace(b'["a--b"]', backbones), "index.json")
 
 
 def test_a_later_field_is_left_out_and_kept(registry, publish):
