@@ -27,6 +27,12 @@ def hub(request, tmp_path_factory):
         yield with_users(running)
 
 
+@pytest.fixture(scope="module")
+def client(hub):
+    """The client of an administrator of acme."""
+    return hub.as_user("ada")
+
+
 @pytest.fixture(params=STATES)
 def new_hub(request, tmp_path):
     place, blobs = place_of(request, tmp_path / "hub")
@@ -36,9 +42,8 @@ def new_hub(request, tmp_path):
 
 @pytest.fixture
 def ada(new_hub):
-    """The client of an administrator of acme."""
-    with new_hub.client("ada") as client:
-        yield client
+    """The same of a new hub."""
+    return new_hub.as_user("ada")
 
 
 @pytest.fixture

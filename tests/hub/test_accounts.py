@@ -18,12 +18,15 @@ from tests.kit.real_hub import answered, batch, commit, create, delete
 
 
 @pytest.fixture(scope="module")
-def places(hub):
-    with hub.client("ada") as client:
-        for name, private in (("acme/open", False), ("acme/hidden", True)):
-            create(client, name, private=private)
-            commit(client, name, {"a.md": b"a"})
+def places(hub, client):
+    for name, private in (("acme/open", False), ("acme/hidden", True)):
+        create(client, name, private=private)
+        commit(client, name, {"a.md": b"a"})
     return hub
+
+
+def ids_of(client, query=""):
+    return {each["id"] for each in client.get(f"/api/models{query}").json()}
 
 
 def test_a_private_repository_does_not_reveal_itself(places):
@@ -32,42 +35,37 @@ def test_a_private_repository_does_not_reveal_itself(places):
         "/{}/resolve/main/a.md", "/api/models/{}/commits/main", "/{}/tree/main", "/{}/commit/0",
         "/api/models/{}/auth-check", "/api/adapterhub/models/{}/versions",
     ]  # fmt: skip
-    for user, status in (("eve", 404), (None, 401)):
-        with places.client(user) as client:
-            for path in paths:
-                found = [client.get(path.format(name)) for name in ("acme/hidden", "acme/nothing")]
-                assert {each.status_code for each in found} == {status}, path
-                assert {each.headers["x-error-code"] for each in found} == {"RepoNotFound"}
-                said = [each.text.replace("hidden", "nothing") for each in found]
-                assert said[0] == said[1]
-            assert client.delete("/api/models/acme/hidden/tag/v1").status_code == status
-            answered(client.post("/api/models/acme/hidden/commit/main", content=b"x"), status)
-    with places.client("eve") as client:
-        listed = {each["id"] for each in client.get("/api/models").json()}
-        assert ("acme/open" in listed, "acme/hidden" in listed) == (True, False)
-        assert client.get("/api/models?search=hidden").json() == []
-        assert client.get("/api/models?author=acme&filter=nothing").json() == []
-    with places.client("wil") as client:
-        assert "acme/hidden" in {each["id"] for each in client.get("/api/models").json()}
+    eve, wil, stranger = (places.as_user(user) for user in ("eve", "wil", None))
+    for client, status in ((eve, 404), (stranger, 401)):
+        for path in paths:
+            found = [client.get(path.format(name)) for name in ("acme/hidden", "acme/nothing")]
+            assert {each.status_code for each in found} == {status}, path
+            assert {each.headers["x-error-code"] for each in found} == {"RepoNotFound"}
+            said = [each.text.replace("hidden", "nothing") for each in found]
+            assert said[0] == said[1]
+        assert client.delete("/api/models/acme/hidden/tag/v1").status_code == status
+        answered(client.post("/api/models/acme/hidden/commit/main", content=b"x"), status)
+    assert ids_of(eve) & {"acme/open", "acme/hidden"} == {"acme/open"}
+    assert ids_of(eve, "?search=hidden") == ids_of(eve, "?author=acme&filter=nothing") == set()
+    assert "acme/hidden" in ids_of(wil)
 
 
 def test_without_open_reading_nobody_reads_without_a_token(places, tmp_path):
-    with places.client() as client:
-        for path in ("/api/models", "/acme/open/resolve/main/a.md", "/metrics", "/api/whoami-v2"):
-            assert client.get(path).status_code == 401, path
-        assert 'type="password"' in client.get("/").text
-        for path in ("/health", "/ready", "/api/adapterhub", "/settings/tokens"):
-            assert client.get(path).status_code == 200, path
+    stranger = places.as_user(None)
+    for path in ("/api/models", "/acme/open/resolve/main/a.md", "/metrics", "/api/whoami-v2"):
+        assert stranger.get(path).status_code == 401, path
+    assert 'type="password"' in stranger.get("/").text
+    for path in ("/health", "/ready", "/api/adapterhub", "/settings/tokens"):
+        assert stranger.get(path).status_code == 200, path
     with real_hub.serving(tmp_path / "open", open_reading=True) as hub:
         hub.user("ada")
-        with hub.client("ada") as client:
-            create(client, "ada/open")
-            create(client, "ada/hidden", private=True)
-        with hub.client() as client:
-            assert [each["id"] for each in client.get("/api/models").json()] == ["ada/open"]
-            assert client.get("/ada/open/resolve/main/.gitattributes").status_code == 200
-            assert client.get("/api/models/ada/hidden").status_code == 401
-            assert commit(client, "ada/open", {"a.md": b"a"}).status_code == 401
+        create(hub.as_user("ada"), "ada/open")
+        create(hub.as_user("ada"), "ada/hidden", private=True)
+        stranger = hub.as_user(None)
+        assert ids_of(stranger) == {"ada/open"}
+        assert stranger.get("/ada/open/resolve/main/.gitattributes").status_code == 200
+        assert stranger.get("/api/models/ada/hidden").status_code == 401
+        assert commit(stranger, "ada/open", {"a.md": b"a"}).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -84,10 +82,11 @@ def test_without_open_reading_nobody_reads_without_a_token(places, tmp_path):
         ("root", "write", None, (200, 403, 403, 200)),
     ],
 )
-def test_a_token_allows_what_its_role_and_its_user_have(places, user, role, scope, statuses):
+def test_a_token_allows_what_its_role_and_its_user_have(
+    places, client, user, role, scope, statuses
+):
     case = f"{user}-{role}-{scope}"
-    with places.client("ada") as client:
-        shared, own = create(client, f"acme/{case}"), create(client, f"ada/{case}")
+    shared, own = create(client, f"acme/{case}"), create(client, f"ada/{case}")
     with places.client(token=places.token(user, role, case, scope=scope)) as client:
         found = (
             commit(client, shared, {"a.md": b"a"}),
@@ -188,44 +187,36 @@ def test_a_session_ends_with_what_it_was_begun_for(places, end):
 
 
 @pytest.mark.parametrize("end", ["revoke", "disable", "demote", "delete"])
-def test_an_upload_ends_with_what_it_was_allowed_by(places, end):
+def test_an_upload_ends_with_what_it_was_allowed_by(places, client, end):
     name, data = f"lee-{end}", b"some bytes"
     places.user(name, acme="write")
-    with places.client(name) as client:
-        create(client, f"acme/{name}")
-        (found,) = batch(client, f"acme/{name}", data).json()["objects"]
+    create(client, f"acme/{name}")
+    (found,) = batch(places.as_user(name), f"acme/{name}", data).json()["objects"]
     href = found["actions"]["upload"]["href"]
     places.change(ENDS[end], name)
-    with places.client("ada") as client:
-        for other in (None, f"ada/{name}"):  # whose rows take the place of what is gone
-            if other:
-                create(client, other)
-            assert client.put(href, content=data).status_code == 403
-            assert client.put(f"{href}/1", content=data).status_code == 403
-            assert client.post(href).status_code == 403
+    for other in (None, f"ada/{name}"):  # whose rows take the place of what is gone
+        if other:
+            create(client, other)
+        assert client.put(href, content=data).status_code == 403
+        assert client.put(f"{href}/1", content=data).status_code == 403
+        assert client.post(href).status_code == 403
 
 
 def test_a_user_with_repositories_is_not_removed(places):
-    with places.client("wil") as client:
-        create(client, "wil/x")
-    with pytest.raises(ConfigError, match="1 repository") as caught:
+    create(places.as_user("wil"), "wil/x")
+    with pytest.raises(ConfigError, match=r"1 repository(.|\n)*wil/x"):
         places.change(accounts.remove_user, "wil")
-    assert "wil/x" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({}, 303),
-        ({"origin": "{own}"}, 303),
         ({"origin": "{own}", "sec-fetch-site": "same-origin"}, 303),
         ({"sec-fetch-site": "none"}, 303),
-        ({"origin": "null"}, 403),
         ({"origin": "null", "sec-fetch-site": "same-origin"}, 403),
-        ({"origin": "https://evil.example"}, 403),
         ({"origin": "{own}.evil.example"}, 403),
         ({"origin": "{own}", "sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),
     ],
 )
@@ -240,21 +231,18 @@ def test_a_token_with_a_scope_lists_what_it_may_read(new_hub, ada):
     every = ("acme/open", "acme/hidden", "ada/open", "ada/hidden")
     for name in every:
         create(ada, name, private="hidden" in name)
-        commit(ada, name, {"a.md": b"a"})
-    tried = [
+    for user, scope, names in (
         ("ada", "acme", {"acme/open", "acme/hidden"}),
         ("ada", "ada", {"ada/open", "ada/hidden"}),
         ("eve", "acme", {"acme/open"}),
         ("root", "acme", {"acme/open"}),
         ("ada", None, {*every}),
         ("eve", None, {"acme/open", "ada/open"}),
-    ]
-    for user, scope, names in tried:
+    ):
         token = new_hub.token(user, "admin", f"{user}-{scope}", scope=scope)
         with new_hub.client(token=token) as client:
-            listed = {each["id"] for each in client.get("/api/models").json()}
             readable = {n for n in every if client.get(f"/api/models/{n}").status_code == 200}
-            assert (listed, readable) == (names, names), (user, scope)
+            assert (ids_of(client), readable) == (names, names), (user, scope)
 
 
 def counted_by(client):
@@ -264,13 +252,13 @@ def counted_by(client):
 
 
 def test_metrics_do_not_count_what_is_private(new_hub, ada):
-    with new_hub.client("eve") as eve, new_hub.client("root") as root:
-        create(ada, "acme/open")
-        before = counted_by(ada), counted_by(eve)
-        create(ada, "acme/hidden", private=True)
-        assert (counted_by(ada), counted_by(eve)) == before
-        assert counted_by(eve)[1] is False
-        assert counted_by(root) == (2, True)
+    eve, root = new_hub.as_user("eve"), new_hub.as_user("root")
+    create(ada, "acme/open")
+    before = counted_by(ada), counted_by(eve)
+    create(ada, "acme/hidden", private=True)
+    assert (counted_by(ada), counted_by(eve)) == before
+    assert counted_by(eve)[1] is False
+    assert counted_by(root) == (2, True)
 
 
 def test_who_guesses_is_slowed_down_and_who_has_a_token_is_not(new_hub, ada):
@@ -287,20 +275,38 @@ def test_who_guesses_is_slowed_down_and_who_has_a_token_is_not(new_hub, ada):
     assert {row["address"] for row in rows} == {"127.0.0.1"}
 
 
+FORGED = ("10.0.0.5", "10.0.0.5, 10.0.0.5", "127.0.0.1", "::1", "root", "", "10.0.0.5:80",
+          "a" * 5_000, "<script>")  # fmt: skip
+WRONG = {"authorization": "Bearer ah_" + "x" * 43}
+
+
 def test_a_client_does_not_choose_its_address(tmp_path):
     """A client that is not a configured proxy writes what a proxy would write."""
-    forged = ["10.0.0.5", "10.0.0.5, 10.0.0.5", "127.0.0.1", "::1", "root", "", "10.0.0.5:80",
-              "a" * 5_000, "<script>"]  # fmt: skip
     with real_hub.serving(tmp_path / "hub", user_header="x-user", proxies=("10.0.0.5",)) as hub:
         hub.user("root", "admin", is_admin=True)
-        with hub.client() as client:
-            for each in [*([each] for each in forged), ["10.0.0.5", "10.0.0.5"]]:
-                headers = [*(("x-forwarded-for", one) for one in each), ("x-user", "root")]
-                assert client.get("/api/whoami-v2", headers=headers).status_code == 401
-                wrong = ("authorization", "Bearer ah_" + "x" * 43)
-                client.get("/api/whoami-v2", headers=[*headers[:-1], wrong])
+        stranger = hub.as_user(None)
+        for each in [*([each] for each in FORGED), ["10.0.0.5", "10.0.0.5"]]:
+            for last in (("x-user", "root"), *WRONG.items()):
+                headers = [*(("x-forwarded-for", one) for one in each), last]
+                assert stranger.get("/api/whoami-v2", headers=headers).status_code == 401
         with hub.hub.database.reading() as connection:
             assert {row["address"] for row in audit_rows(connection, 99)} == {"127.0.0.1"}
+
+
+def test_a_proxy_says_who_reads(tmp_path):
+    known, path = {"x-user": "ada"}, "/ada/hidden/tree/main"
+    forwarded = {**known, "x-forwarded-for": "9.9.9.9", "x-forwarded-proto": "https"}
+    wrong = {**WRONG, "x-forwarded-for": "1.1.1.1, 9.9.9.9"}
+    with real_hub.serving(tmp_path / "hub", user_header="x-user", proxies=("127.0.0.1",)) as hub:
+        hub.user("ada")
+        create(hub.as_user("ada"), "ada/hidden", private=True)
+        client = hub.as_user(None)
+        for headers, status in ((known, 200), ({}, 401), (forwarded, 200), (wrong, 401)):
+            assert client.get(path, headers=headers).status_code == status
+        assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
+        answered(client.post("/api/repos/create", json={"name": "x"}, headers=known), 401)
+        with hub.hub.database.reading() as connection:
+            assert audit_rows(connection, 1)[0]["address"] == "9.9.9.9"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +314,6 @@ def test_a_client_does_not_choose_its_address(tmp_path):
     [
         ("1.2.3.4", ["9.9.9.9"], "1.2.3.4"),
         ("10.0.0.5", ["9.9.9.9"], "9.9.9.9"),
-        ("10.0.0.5", ["8.8.8.8, 9.9.9.9"], "9.9.9.9"),
         ("10.0.0.5", ["8.8.8.8", "9.9.9.9"], "9.9.9.9"),
         ("10.0.0.5", ["8.8.8.8, 9.9.9.9, 192.168.3.7"], "9.9.9.9"),
         ("10.0.0.5", ["10.0.0.5"], "10.0.0.5"),
@@ -317,7 +322,6 @@ def test_a_client_does_not_choose_its_address(tmp_path):
         ("::ffff:10.0.0.5", ["9.9.9.9:4711"], "9.9.9.9"),
         ("fd00::7", ["[2001:db8::1]:443"], "2001:db8::1"),
         ("testclient", ["9.9.9.9"], "testclient"),
-        ("", ["9.9.9.9"], ""),
     ],
 )
 def test_forwarded_addresses_are_walked_from_the_right(peer, forwarded, found):
@@ -326,80 +330,57 @@ def test_forwarded_addresses_are_walked_from_the_right(peer, forwarded, found):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.9:80"])
-def test_a_name_that_is_not_ours_is_refused_before_anything_is_written(places, host):
-    with places.client("ada") as client:
-        body = {"name": "by-another-name"}
-        answer = client.post("/api/repos/create", json=body, headers={"host": host})
-        assert answer.status_code in (400, 421)
-        assert client.get("/api/models/ada/by-another-name").status_code == 404
-        assert "evil" not in str(client.get("/api/models?limit=1").headers)
+def test_a_name_that_is_not_ours_is_refused_before_anything_is_written(client, host):
+    body = {"name": "by-another-name"}
+    answer = client.post("/api/repos/create", json=body, headers={"host": host})
+    assert answer.status_code in (400, 421)
+    assert client.get("/api/models/ada/by-another-name").status_code == 404
+    assert "evil" not in str(client.get("/api/models?limit=1").headers)
 
 
 def test_answers_name_the_public_address(tmp_path):
     with real_hub.serving(tmp_path / "hub", public_url="https://hub.example/x") as hub:
         hub.user("ada")
-        with hub.client("ada") as client:
-            for host in ("hub.example", "localhost:99"):
-                body = {"name": f"at-{host[:3]}"}
-                answer = client.post("/x/api/repos/create", json=body, headers={"host": host})
-                assert answer.json()["url"] == f"https://hub.example/x/ada/at-{host[:3]}"
+        for host in ("hub.example", "localhost:99"):
+            asked = {"json": {"name": f"at-{host[:3]}"}, "headers": {"host": host}}
+            answer = hub.as_user("ada").post("/x/api/repos/create", **asked)
+            assert answer.json()["url"] == f"https://hub.example/x/ada/at-{host[:3]}"
+
+
+OF_THE_HUB = ("api", "Settings")
+"""Names that owners cannot have, and repositories can."""
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["con", "a..b", "a--b", "x.git", "-x", "x.", "a b", "ä", "x" * 97, "x\n", "nul.txt",
-     "index.json", "api", "models", "Settings"],
-)  # fmt: skip
-def test_names_that_would_be_something_else_are_refused(places, name):
+    "name", ["con", "a..b", "a--b", "x.git", "ä", "x" * 97, "x\n", "index.json", *OF_THE_HUB]
+)
+def test_names_that_would_be_something_else_are_refused(places, client, name):
     with pytest.raises(ConfigError):
         places.change(accounts.create_namespace, name, "org")
-    if name not in ("api", "models", "Settings"):
-        with places.client("ada") as client:
-            answered(
-                client.post("/api/repos/create", json={"name": name, "organization": "acme"}), 400
-            )
+    if name not in OF_THE_HUB:
+        body = {"name": name, "organization": "acme"}
+        answered(client.post("/api/repos/create", json=body), 400)
 
 
-def test_names_that_differ_in_case_are_one(places):
-    with places.client("ada") as client:
-        answer = client.post("/api/repos/create", json={"name": "OPEN", "organization": "ACME"})
-        assert answer.status_code == 409
-        assert answer.json()["url"].endswith("/acme/open")
-        assert client.get("/api/models/ACME/Open").json()["id"] == "acme/open"
-        create(client, "acme/kit")
-        for name in ("acme/\u212ait", "acme/KIT\u200b"):
-            assert client.get(f"/api/models/{name}").status_code == 404
-        assert client.get("/api/models/acme/KIT").status_code == 200
+def test_names_that_differ_in_case_are_one(places, client):
+    answer = client.post("/api/repos/create", json={"name": "OPEN", "organization": "ACME"})
+    assert answer.status_code == 409
+    assert answer.json()["url"].endswith("/acme/open")
+    assert client.get("/api/models/ACME/Open").json()["id"] == "acme/open"
+    create(client, "acme/kit")
+    for name in ("acme/\u212ait", "acme/KIT\u200b"):
+        assert client.get(f"/api/models/{name}").status_code == 404
+    assert client.get("/api/models/acme/KIT").status_code == 200
     with pytest.raises(ConfigError, match="acme"):
         places.change(accounts.create_namespace, "ACME", "user")
 
 
-def test_what_is_done_is_written_down_without_tokens(places):
+def test_what_is_done_is_written_down_without_tokens(places, client):
     with places.hub.database.reading() as connection:
         rows = audit_rows(connection, 1000)
     assert {"create repository", "commit"} <= {row["action"] for row in rows}
     made = next(row for row in rows if row["target"] == "acme/open")
     assert (made["who"], made["token"], made["address"]) == ("ada", "ada-laptop", "127.0.0.1")
     assert "ah_" not in str(rows)
-    with places.client("ada") as client:
-        assert client.get("/api/adapterhub/audit").status_code == 403
-    with places.client("root") as client:
-        assert client.get("/api/adapterhub/audit").json()[0]["action"]
-
-
-def test_a_proxy_says_who_reads(tmp_path):
-    options = {"user_header": "x-user", "proxies": ("127.0.0.1",)}
-    known, path = {"x-user": "ada"}, "/ada/hidden/tree/main"
-    forwarded = {**known, "x-forwarded-for": "9.9.9.9", "x-forwarded-proto": "https"}
-    wrong = {"authorization": "Bearer ah_" + "x" * 43, "x-forwarded-for": "1.1.1.1, 9.9.9.9"}
-    with real_hub.serving(tmp_path / "hub", **options) as hub:
-        hub.user("ada")
-        with hub.client("ada") as client:
-            create(client, "ada/hidden", private=True)
-        with hub.client() as client:
-            for headers, status in ((known, 200), ({}, 401), (forwarded, 200), (wrong, 401)):
-                assert client.get(path, headers=headers).status_code == status
-            assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
-            answered(client.post("/api/repos/create", json={"name": "x"}, headers=known), 401)
-        with hub.hub.database.reading() as connection:
-            assert audit_rows(connection, 1)[0]["address"] == "9.9.9.9"
+    assert client.get("/api/adapterhub/audit").status_code == 403
+    assert places.as_user("root").get("/api/adapterhub/audit").json()[0]["action"]

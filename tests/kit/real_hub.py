@@ -73,6 +73,7 @@ class RunningHub:
     hub: Hub
     address: str
     tokens: dict[str, str] = field(default_factory=dict)
+    clients: dict[str | None, httpx2.Client] = field(default_factory=dict)
     cut_after: int | None = None  # drop the connection of the next download after this many bytes
 
     def user(self, name: str, role: str = "write", *, is_admin: bool = False, **orgs: str) -> str:
@@ -107,6 +108,12 @@ class RunningHub:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         kind = httpx2.Client if self.is_folder else BucketClient
         return kind(base_url=self.address, headers=headers, timeout=60)
+
+    def as_user(self, user: str | None) -> httpx2.Client:
+        """Return the client of a user or of a stranger that is closed with the hub."""
+        if user not in self.clients:
+            self.clients[user] = self.client(user)
+        return self.clients[user]
 
     @property
     def is_folder(self) -> bool:
@@ -148,6 +155,8 @@ def serving(
         running = RunningHub(hub, address)
         with answering_in_thread(cutting(HubApp(hub), running), listening):
             yield running
+            for client in running.clients.values():
+                client.close()
 
 
 def cutting(app: object, running: RunningHub) -> object:
