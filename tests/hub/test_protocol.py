@@ -1,4 +1,4 @@
-"""The Hub's own client, as it is released, against a hub of ours: at a root, and below a path."""
+"""The Hub's own client and libraries, as they are released, against a hub of ours."""
 
 from __future__ import annotations
 
@@ -94,19 +94,17 @@ def test_a_folder_is_uploaded_described_and_downloaded(hub, api, folder, tmp_pat
     assert (info.library_name, info.author) == ("peft", "acme")
     names = {each.rfilename for each in info.siblings}
     assert ".env" not in names  # what .gitignore says is for the server to follow
-    large = next(each for each in info.siblings if each.lfs)
-    assert (large.rfilename, large.lfs.size) == (
-        "adapter_model.safetensors", (folder / "adapter_model.safetensors").stat().st_size,
-    )  # fmt: skip
+    (large,) = (each for each in info.siblings if each.lfs)
+    assert large.rfilename == "adapter_model.safetensors"
+    assert large.lfs.size == (folder / "adapter_model.safetensors").stat().st_size
     tree = [*api.list_repo_tree("acme/polite", recursive=True, expand=True)]
     assert {each.path for each in tree} == names | {"sub"}
     assert api.get_paths_info("acme/polite", ["sub", "no", "README.md"])[1].path == "README.md"
     got = snapshot_download("acme/polite", endpoint=hub.address, token=hub.tokens["ada"])
     for path in ("adapter_model.safetensors", "sub/notes.txt"):
         assert (folder / path).read_bytes() == Path(got, path).read_bytes()
-    assert [each.id for each in api.list_models(filter="base_model:adapter:acme/bert")] == [
-        "acme/polite"
-    ]
+    (listed,) = api.list_models(filter="base_model:adapter:acme/bert")
+    assert listed.id == "acme/polite"
     assert [each.id for each in api.list_models(author="acme", search="poli", full=True)]
     assert [*api.list_models(filter=["peft", "nothing"])] == []
     api.verify_repo_checksums("acme/polite", local_dir=got)
@@ -154,8 +152,10 @@ def test_what_is_missing_or_refused_is_said_as_clients_expect(hub, api):
     assert not api.file_exists(name, "nothing.md")
     assert api.file_exists(name, ".gitattributes")
     assert api.list_repo_files(name) == [".gitattributes"]
-    rows = ("gpt2", "HF_ENDPOINT"), ("x/y", r"--upstream .*adapterhub pull https://")
-    for other, shown in rows:
+    for other, shown in (
+        ("gpt2", "HF_ENDPOINT"),
+        ("x/y", r"--upstream .*adapterhub pull https://"),
+    ):
         with pytest.raises(RepositoryNotFoundError, match=shown):
             api.model_info(other)
     for token in (False, "ah_" + "x" * 43, "hf_" + "x" * 34):
@@ -268,13 +268,11 @@ def test_a_renamed_repository_is_found_by_its_earlier_name(hub, api, tmp_path):
         api.upload_file(path_or_fileobj=old.encode(), path_in_repo="b.md", repo_id=old)
         with pytest.raises(RepositoryNotFoundError):
             api.delete_repo(old)
-    with hub.client() as stranger:
-        answers = [stranger.get(f"/api/models/acme/{own}") for own in ("before", "nothing")]
-        assert {answer.status_code for answer in answers} == {401}
-    with hub.client("ada") as client:
-        answer = client.get("/api/models/acme/before?blobs=true", follow_redirects=False)
-        assert answer.status_code == 307
-        assert answer.headers["location"].endswith("/api/models/acme/after?blobs=true")
+    for own in ("before", "nothing"):
+        assert hub.as_user(None).get(f"/api/models/acme/{own}").status_code == 401
+    answer = hub.as_user("ada").get("/api/models/acme/before?blobs=true", follow_redirects=False)
+    assert answer.status_code == 307
+    assert answer.headers["location"].endswith("/api/models/acme/after?blobs=true")
     api.create_repo("acme/before")
     assert api.model_info("acme/before").id == "acme/before"
     api.update_repo_settings("acme/after", private=False)
@@ -290,9 +288,8 @@ def test_one_object_of_a_batch_does_not_refuse_the_others(hub):
         {"oid": "a", "size": 3}, {"oid": "b" * 64}, {"oid": "c" * 64, "size": -1},
         {"oid": "d" * 64, "size": 10**18}, {"oid": "e" * 64, "size": "3"}, "f", {},
     ]  # fmt: skip
-    with hub.client("ada") as client:
-        name = real_hub.create(client, "acme/batch")
-        answer = real_hub.batch(client, name, objects=[*wrong, good])
+    name = real_hub.create(hub.as_user("ada"), "acme/batch")
+    answer = real_hub.batch(hub.as_user("ada"), name, objects=[*wrong, good])
     assert answer.status_code == 200, answer.text
     found = answer.json()["objects"]
     assert len(found) == len(wrong) + 1
@@ -300,20 +297,100 @@ def test_one_object_of_a_batch_does_not_refuse_the_others(hub):
     assert {each["error"]["code"] for each in found if "error" in each} == {413, 422}
 
 
+def run(hub, home, *words, **environment):
+    """Run Python in a process that knows the hub by its environment alone."""
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": hub.tokens["ada"],
+        "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", **environment,
+    }  # fmt: skip
+    command = [sys.executable, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+
+
 def test_the_command_line_of_the_hub(hub, tmp_path):
     (tmp_path / "up").mkdir()
     (tmp_path / "up/a.md").write_text("a")
-    environment = {
-        **os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": hub.tokens["ada"],
-        "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
-    }  # fmt: skip
+    for words in (
+        ("upload", "acme/by-hf", str(tmp_path / "up")),
+        ("download", "acme/by-hf", "--local-dir", str(tmp_path / "down")),
+    ):
+        xet = str(int(constants.HF_HUB_DISABLE_XET))
+        hf = ("-m", "huggingface_hub.cli.hf", *words)
+        done = run(hub, tmp_path / "home", *hf, HF_HUB_DISABLE_XET=xet)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "down/a.md").read_text() == "a"
 
-    def hf(*words):
-        command = [sys.executable, "-m", "huggingface_hub.cli.hf", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+
+# peft, transformers and datasets, as they are released.
+
+
+MODELS = """
+import torch
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForSequenceClassification as Auto, BertConfig
+from transformers import BertForSequenceClassification
+
+sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
+config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+BertForSequenceClassification(config).push_to_hub("acme/bert", private=True)
+backbone = Auto.from_pretrained("acme/bert")
+model = get_peft_model(backbone, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False)).eval()
+rows = torch.tensor([[1, 2, 3], [4, 5, 6]])
+expected = model(rows).logits
+model.push_to_hub("acme/lora", private=True)
+found = PeftModel.from_pretrained(Auto.from_pretrained("acme/bert"), "acme/lora").eval()
+assert torch.equal(found(rows).logits, expected)
+found = AutoPeftModelForSequenceClassification.from_pretrained("acme/lora").eval()
+assert torch.equal(found(rows).logits, expected)
+assert torch.equal(Auto.from_pretrained("acme/lora").eval()(rows).logits, expected)
+"""
+
+OFFLINE = """
+from transformers import AutoModelForSequenceClassification as Auto
+Auto.from_pretrained("acme/lora")
+"""
+
+DATASETS = """
+from datasets import Dataset, load_dataset
+Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).push_to_hub("acme/rows", private=True)
+assert load_dataset("acme/rows")["train"]["text"][:] == ["a", "b"]
+"""
+
+
+@pytest.fixture(scope="module", params=["root", "prefix", "processes"])
+def of_libraries(request, tmp_path_factory):
+    place, bucket = tmp_path_factory.mktemp("hub") / "hub", None
+    if request.param == "processes":
+        place, bucket = request.getfixturevalue("new_state")()
+    prefix = "/below" if request.param == "prefix" else ""
+    with real_hub.serving(place, prefix, bucket) as running:
+        running.org("acme")
+        running.user("ada", acme="write")
+        yield running
+
+
+whole = pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")
+
+
+@whole  # What the client does with Xet is the same for each kind of hub.
+@pytest.mark.parametrize(
+    ("of_libraries", "xet"),
+    [("root", "0"), ("root", "1"), ("prefix", "1"), ("processes", "0")],
+    indirect=["of_libraries"],
+)
+def test_models_and_adapters_give_equal_logits(of_libraries, tmp_path, xet):
+    for program, environment in (
+        (MODELS, {"HF_HUB_DISABLE_XET": xet}),
+        (OFFLINE, {"HF_HUB_OFFLINE": "1"}),
+    ):
+        done = run(of_libraries, tmp_path, "-c", program, **environment)
         assert done.returncode == 0, done.stderr
 
-    hf("upload", "acme/by-hf", str(tmp_path / "up"))
-    hf("download", "acme/by-hf", "--local-dir", str(tmp_path / "down"))
-    assert (tmp_path / "down/a.md").read_text() == "a"
+
+@whole
+def test_a_data_set_is_pushed_without_xet_and_says_so_with_it(of_libraries, tmp_path):
+    done = run(of_libraries, tmp_path, "-c", DATASETS, HF_HUB_DISABLE_XET="1")
+    assert done.returncode == 0, done.stderr
+    done = run(of_libraries, tmp_path, "-c", DATASETS.replace("acme/rows", "acme/more"))
+    assert (done.returncode != 0) is is_xet_available(), done.stderr
+    assert (TOO_LARGE in done.stderr) is is_xet_available()
