@@ -202,14 +202,14 @@ def test_room_is_looked_for_again_when_bytes_come(new_hub, ada):
 def test_a_version_is_whole_and_equals_its_manifest(new_hub, made, data, words):
     files = {path: own for path, own in files_of(made).items() if path != "adapter.safetensors"}
     files |= {"adapter.safetensors": data} if data else {}
-    with new_hub.client("wil") as wil:
-        name = create(wil, "acme/broken")
-        assert commit(wil, name, files).status_code == 200
-        address = f"/api/adapterhub/models/{name}/tag/v1"
-        for answer in (real_hub.tag(wil, name, "v1"), wil.put(address, json={"revision": "main"})):
-            assert (answer.status_code, words in answer.text) == (400, True)
-        assert commit(wil, name, files_of(made)).status_code == 200
-        assert wil.put(address, json={"revision": "main"}).status_code == 200
+    wil = new_hub.as_user("wil")
+    name = create(wil, "acme/broken")
+    assert commit(wil, name, files).status_code == 200
+    address = f"/api/adapterhub/models/{name}/tag/v1"
+    for answer in (real_hub.tag(wil, name, "v1"), wil.put(address, json={"revision": "main"})):
+        assert (answer.status_code, words in answer.text) == (400, True)
+    assert commit(wil, name, files_of(made)).status_code == 200
+    assert wil.put(address, json={"revision": "main"}).status_code == 200
 
 
 def test_what_is_deleted_is_in_no_commit_without_its_manifest(new_hub, ada, tmp_path):

@@ -1,27 +1,34 @@
-"""Collect, verify, back up, restore, upgrade: also while the hub serves, and when killed."""
+"""Collect, verify, back up, restore, upgrade; registries that go in, come out, and are read."""
 
 from __future__ import annotations
 
 import shutil
+import socket
 import sqlite3
 from contextlib import closing
 
+import httpx2
 import pytest
 from sqlalchemy import select, text
 
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.hub import backups
+from adapterhub.hub import backups, readonly_registry
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
+from adapterhub.hub.commits import TAG, refs_of
 from adapterhub.hub.database import SCHEMA_REVISION, create_database_file, metadata
 from adapterhub.hub.gc import collect, verify_hub
-from adapterhub.hub.import_export import export_registry, import_registry
-from adapterhub.hub.state import open_database, open_hub, schema_revision, serving_alone
+from adapterhub.hub.import_export import answering_in_thread, export_registry, import_registry
+from adapterhub.hub.readonly_registry import is_registry, viewing
+from adapterhub.hub.server import HubApp, known_hosts
+from adapterhub.hub.state import HubOptions, open_database, open_hub, schema_revision, serving_alone
 from adapterhub.registry import copying, hub_reader
 from adapterhub.registry import hub as registry_hub
+from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 from tests.kit import real_hub, registries
-from tests.kit.real_hub import commit, create, digest
+from tests.kit.real_hub import answered, commit, create, digest
+from tests.kit.session import wait_until
 
 
 def test_what_no_commit_needs_is_collected_after_its_time(new_hub, ada):
@@ -74,16 +81,15 @@ def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path, monkeypa
     assert restore_hub(target, again) == 3
     with real_hub.serving(again) as hub:
         hub.tokens = new_hub.tokens
-        with hub.client("ada") as client:
-            assert client.get("/acme/x/resolve/main/b.md").content == b"b"
+        assert hub.as_user("ada").get("/acme/x/resolve/main/b.md").content == b"b"
     path = next(path for path in (target / "blobs").rglob("*") if path.is_file())
     path.chmod(0o600)
-    for number, (break_it, words) in enumerate(
-        ((lambda: path.write_bytes(b"x"), "damaged"), (path.unlink, "missing"))
-    ):
-        break_it()
-        with pytest.raises(FileError, match=words):
-            restore_hub(target, tmp_path / f"damaged-{number}")
+    path.write_bytes(b"x")
+    with pytest.raises(FileError, match="damaged"):
+        restore_hub(target, tmp_path / "damaged")
+    path.unlink()
+    with pytest.raises(FileError, match="missing"):
+        restore_hub(target, tmp_path / "missing")
 
 
 DAMAGE = {"changed": b"some tex\xf4", "shorter": b"some", "empty": b"", "missing": None}
@@ -97,27 +103,26 @@ def damage(hub, sha256, data):
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_right_bytes_that_are_pushed_again_heal(hub, kind):
+def test_right_bytes_that_are_pushed_again_heal(hub, client, kind):
     ways = ("commit", "commit again elsewhere", "lfs", "stock client")
-    with hub.client("ada") as client:
-        create(client, f"acme/x-{kind}")
-        create(client, f"acme/y-{kind}")
-        for way in ways:
-            data, path, name = f"{kind} {way}".encode(), f"{way[-6:]}.md", f"acme/x-{kind}"
-            commit(client, name, {path: data})
-            damage(hub, digest(data), DAMAGE[kind])
-            if way == "commit again elsewhere":
-                assert commit(client, f"acme/y-{kind}", {"b.md": data}).status_code == 200
-            elif way == "lfs":
-                assert real_hub.upload(client, name, data) == digest(data)
-            else:
-                url = f"/api/models/{name}/preupload/main"
-                asked = {"files": [{"path": path, "size": len(data)}]}
-                if way == "stock client":  # which sends nothing where there is an oid
-                    assert "oid" not in client.post(url, json=asked).json()["files"][0]
-                assert commit(client, name, {path: data}).status_code == 200
-                assert client.post(url, json=asked).json()["files"][0]["oid"]
-            assert client.get(f"/{name}/resolve/main/{path}").content == data
+    create(client, f"acme/x-{kind}")
+    create(client, f"acme/y-{kind}")
+    for way in ways:
+        data, path, name = f"{kind} {way}".encode(), f"{way[-6:]}.md", f"acme/x-{kind}"
+        commit(client, name, {path: data})
+        damage(hub, digest(data), DAMAGE[kind])
+        if way == "commit again elsewhere":
+            assert commit(client, f"acme/y-{kind}", {"b.md": data}).status_code == 200
+        elif way == "lfs":
+            assert real_hub.upload(client, name, data) == digest(data)
+        else:
+            url = f"/api/models/{name}/preupload/main"
+            asked = {"files": [{"path": path, "size": len(data)}]}
+            if way == "stock client":  # which sends nothing where there is an oid
+                assert "oid" not in client.post(url, json=asked).json()["files"][0]
+            assert commit(client, name, {path: data}).status_code == 200
+            assert client.post(url, json=asked).json()["files"][0]["oid"]
+        assert client.get(f"/{name}/resolve/main/{path}").content == data
     assert verify_hub(hub.hub) == []
 
 
@@ -155,8 +160,7 @@ def folder(tmp_path):
     """A hub in a folder, with a user and a repository."""
     with real_hub.serving(tmp_path / "hub") as hub:
         hub.user("ada")
-        with hub.client("ada") as client:
-            create(client, "ada/x")
+        create(hub.as_user("ada"), "ada/x")
     return tmp_path / "hub"
 
 
@@ -180,9 +184,9 @@ def test_a_hub_of_the_first_release_keeps_its_rows(new_place):
     place, blobs = new_place
     with real_hub.serving(place, blobs=blobs) as running:
         running.user("ada")
-        with running.client("ada") as client:
-            create(client, "ada/x")
-            commit(client, "ada/x", {"a.md": b"a"})
+        client = running.as_user("ada")
+        create(client, "ada/x")
+        commit(client, "ada/x", {"a.md": b"a"})
         with running.hub.database.writing() as connection:
             real_hub.make_first(connection)
     new = ("sessions", "renamed", "promises")
@@ -322,3 +326,45 @@ def test_an_export_has_everything_however_much_there_is(tmp_path, monkeypatch):
                 monkeypatch.setattr(copying, "_copy", lambda *given: None)
             missing = export_registry(hub, str(out), None).refused
             assert any(lost in each for each in missing)
+
+
+@pytest.mark.usefixtures("online")
+def test_a_registry_is_a_hub_that_only_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(readonly_registry, "_LOOK_SECONDS", 0.05)
+    registry = LocalRegistry(tmp_path / "registry")
+    registry.root.mkdir()
+
+    def publish(seed, **options):
+        folder = registries.write_sample(tmp_path / f"made-{seed}", seed)
+        options["published"] = f"2026-11-2{seed}T10:00:00Z"
+        return registry.put(folder, Publication("polite", **options))
+
+    assert not is_registry(registry.root)
+    first, second = publish(0, tags=("best",)), publish(1)
+    registry.yank(publish(2), "why not")
+    assert is_registry(registry.root)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    options = HubOptions(hosts=known_hosts("127.0.0.1", port))
+    with viewing(registry.root, options) as hub, answering_in_thread(HubApp(hub), listening):
+        address = f"http://127.0.0.1:{port}"
+        store = HubStore(address, token=False)
+        assert [entry.version for entry in store.versions("registry/polite")] == ["v1", "v2", "v3"]
+        assert store.resolve("registry/polite").digest == second.digest
+        assert store.resolve("registry/polite", "best").digest == first.digest
+        assert store.resolve("registry/polite", "v3").yanked == "why not"
+        got = store.get(store.resolve("registry/polite", "best"))
+        for file in ("adapter.safetensors", "adapter.json", "README.md"):
+            version = registry.root / "acme--bert-small/polite/v1"
+            assert (got / file).read_bytes() == (version / file).read_bytes()
+        with httpx2.Client(base_url=address) as client:
+            url = "/api/models/registry/polite/refs"
+            tags = client.get(url).json()["tags"]
+            answered(commit(client, "registry/polite", {"a.md": b"a"}), 403, "adapterhub publish")
+            assert client.get("/registry/polite").status_code == 200
+            publish(3)
+            wait_until(lambda: client.get(url).json()["tags"] != tags)
+        assert store.resolve("registry/polite").version == "v4"
+    with viewing(registry.root, options) as again, again.database.reading() as connection:
+        found = refs_of(connection, 1)[TAG]
+    assert {each["name"]: each["targetCommit"] for each in tags}.items() <= found.items()

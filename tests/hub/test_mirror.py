@@ -96,9 +96,9 @@ def mirroring(tmp_path):
 def bob(fake, mirroring):
     """A client of a mirror of the fake hub."""
     running = mirroring(fake.address)
-    with running.client("bob") as client:
-        client.running = running
-        yield client
+    client = running.as_user("bob")
+    client.running = running
+    return client
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +107,9 @@ def pair(tmp_path_factory):
     place = tmp_path_factory.mktemp("pair") / "mirror"
     with fake_hub.attacking() as fake, real_hub.serving(place, upstream=fake.address) as running:
         running.user("bob", "admin", is_admin=True)
-        with running.client("bob") as client:
-            client.running = running
-            yield fake, client
+        client = running.as_user("bob")
+        client.running = running
+        yield fake, client
 
 
 @pytest.fixture
@@ -179,8 +179,7 @@ def test_stock_clients_and_ours_get_what_the_upstream_has_and_keep_it(
         monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{running.address}={running.tokens['bob']}")
         pulled = ah.pull(f"{running.address}/acme/polite@best", backbone=None)
         assert digest((Path(pulled) / MANIFEST_FILE).read_bytes()) == put.digest
-        with up.client("wil") as wil:
-            commit(wil, "acme/polite", {"later.md": b"later"})
+        commit(up.as_user("wil"), "acme/polite", {"later.md": b"later"})
     # The upstream is cut: what was asked for is here, also for a client with an empty cache.
     place = download(tmp_path / "second")
     assert place.name == first.name == oid
@@ -190,9 +189,8 @@ def test_stock_clients_and_ours_get_what_the_upstream_has_and_keep_it(
     assert api.model_info("acme/polite", revision="best").sha == tagged
     with pytest.raises(Exception, match="503"):
         api.model_info("acme/other")
-    with running.client("bob") as client:
-        for page in ("/acme/polite", "/acme/polite/tree/main", f"/acme/polite/commit/{oid}"):
-            assert client.get(page).status_code == 200
+    for page in ("/acme/polite", "/acme/polite/tree/main", f"/acme/polite/commit/{oid}"):
+        assert running.as_user("bob").get(page).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -382,11 +380,11 @@ def test_the_operators_token_is_for_what_he_lists_and_for_the_upstream(
         running = mirroring(fake.address, upstream_token=("Acme/cl*",))
         elsewhere.tokens = {}
         fake.repositories["acme/closed"].private = True
-        with running.client("bob") as client:
-            assert client.get("/acme/closed/resolve/main/README.md").content == CARD
-            assert client.get("/api/models/acme/other").headers["x-error-code"] == "RepoNotFound"
-            elsewhere.tokens = {"": "read"}
-            assert client.get("/acme/closed/resolve/main/in/large.txt").content == LARGE
+        client = running.as_user("bob")
+        assert client.get("/acme/closed/resolve/main/README.md").content == CARD
+        assert client.get("/api/models/acme/other").headers["x-error-code"] == "RepoNotFound"
+        elsewhere.tokens = {"": "read"}
+        assert client.get("/acme/closed/resolve/main/in/large.txt").content == LARGE
     assert {*elsewhere.authorizations} == {None}
     for line, token in zip(fake.requests, fake.authorizations, strict=True):
         assert token == ("Bearer the-operators-token" if "closed" in line else None)
@@ -433,9 +431,8 @@ def test_a_name_that_becomes_one_of_this_hub_while_the_upstream_is_asked(fake, b
 
     for path in (FILE, INFO, f"{INFO}/refs"):
         fake.attack = delayed(fake_hub.on("/refs", take))
-        with bob.running.client("eve") as eve:
-            answer = eve.get(path)
-            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
+        answer = bob.running.as_user("eve").get(path)
+        assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
     assert bob.get(FILE).content == b"private"
     assert verify_hub(bob.running.hub) == []
 
@@ -478,11 +475,11 @@ def test_a_hash_that_the_upstream_names_opens_no_private_file(fake, bob):
     oid = fake.repositories["acme/x"].commits[-1][0]
     info = {"id": "acme/x", "sha": oid, "siblings": names}
     fake.attack = fake_hub.on("/revision/", fake_hub.body(info))
-    with bob.running.client("eve") as eve:
-        assert eve.get(INFO).status_code == 200
-        assert "private text" not in eve.get("/acme/x").text
-        for path in ("README.md", "large.md"):
-            answered(eve.get(f"/acme/x/resolve/main/{path}"), 502)
+    eve = bob.running.as_user("eve")
+    assert eve.get(INFO).status_code == 200
+    assert "private text" not in eve.get("/acme/x").text
+    for path in ("README.md", "large.md"):
+        answered(eve.get(f"/acme/x/resolve/main/{path}"), 502)
     assert bob.get("/bob/own/resolve/main/README.md").content == secret
 
 
@@ -494,22 +491,22 @@ def test_limits_hold_and_what_was_not_used_is_evicted(fake, mirroring):
     fake.repositories["acme/x"].commit(
         {"big.txt": LARGE + third, "large.txt": LARGE, "third.txt": third, "more.md": CARD}
     )
-    with running.client("bob") as client:
-        answer = client.get("/acme/x/resolve/main/big.txt")
-        assert (answer.status_code, "2,097,152" in answer.text) == (413, True)
-        assert not asked(fake, "/resolve/main/big")
-        for path, data in (("more.md", CARD), ("large.txt", LARGE)):
-            assert client.get(f"/acme/x/resolve/main/{path}").content == data
-        age(running, digest(LARGE))
-        assert client.get("/acme/x/resolve/main/third.txt").content == third
-        assert {*running.hub.blobs.all()} == {digest(CARD), digest(third)}
-        # A backup reads the files: none is removed meanwhile, and the client is told to wait.
-        with FileLock(running.hub.place / KEEPING):
-            answer = client.get("/acme/x/resolve/main/large.txt")
-        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
-        assert client.get("/acme/x/resolve/main/large.txt").content == LARGE
-        assert verify_hub(running.hub) == []
-        assert left_over(running)[0] == []
+    client = running.as_user("bob")
+    answer = client.get("/acme/x/resolve/main/big.txt")
+    assert (answer.status_code, "2,097,152" in answer.text) == (413, True)
+    assert not asked(fake, "/resolve/main/big")
+    for path, data in (("more.md", CARD), ("large.txt", LARGE)):
+        assert client.get(f"/acme/x/resolve/main/{path}").content == data
+    age(running, digest(LARGE))
+    assert client.get("/acme/x/resolve/main/third.txt").content == third
+    assert {*running.hub.blobs.all()} == {digest(CARD), digest(third)}
+    # A backup reads the files: none is removed meanwhile, and the client is told to wait.
+    with FileLock(running.hub.place / KEEPING):
+        answer = client.get("/acme/x/resolve/main/large.txt")
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    assert client.get("/acme/x/resolve/main/large.txt").content == LARGE
+    assert verify_hub(running.hub) == []
+    assert left_over(running)[0] == []
 
 
 def age(running, sha256):

@@ -80,12 +80,10 @@ def test_each_address_that_a_client_prints_is_a_page(client, pages):
 
 
 def test_a_repository_without_an_adapter_has_a_page_of_its_files(pages, client):
-    with pages.client("ada") as ada:
-        create(ada, "acme/data", type="dataset")
-        url = "/api/datasets/acme/data/commit/main"
-        assert (
-            ada.post(url, content=real_hub.commit_lines({"in/a.csv": b"a,b\n"})).status_code == 200
-        )
+    ada = pages.as_user("ada")
+    create(ada, "acme/data", type="dataset")
+    url = "/api/datasets/acme/data/commit/main"
+    assert ada.post(url, content=real_hub.commit_lines({"in/a.csv": b"a,b\n"})).status_code == 200
     assert "in folder" in words(client.get("/datasets/acme/data"))
     below = client.get("/datasets/acme/data/tree/main/in")
     assert "a.csv" in words(below)
@@ -113,10 +111,10 @@ def test_a_login_only_reads(pages, client):
 
 def test_what_others_write_is_text_on_a_page(pages, client):
     evil = "<script>alert(1)</script>"
-    with pages.client("ada") as ada:
-        create(ada, "acme/evil")
-        card = f"# {evil}\n\n## A card\n\n|a|b|\n|-|-|\n|1|2|\n"
-        commit(ada, "acme/evil", {"README.md": card.encode()}, title=evil)
+    ada = pages.as_user("ada")
+    create(ada, "acme/evil")
+    card = f"# {evil}\n\n## A card\n\n|a|b|\n|-|-|\n|1|2|\n"
+    commit(ada, "acme/evil", {"README.md": card.encode()}, title=evil)
     oid = head(client, "acme/evil")
     for path in ("", "/tree/main", f"/commit/{oid}", "/commits/main"):
         assert evil not in client.get(f"/acme/evil{path}").text
@@ -174,8 +172,8 @@ def test_what_an_adapters_page_shows_works(
 ):
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{pages.address}={pages.tokens['ada']}")
     ah.push(write_adapter(backbone, tmp_path / "real"), f"{pages.address}/acme/real", peft=False)
-    with pages.client("wil") as client:
-        shown = html.unescape(re.sub(r"<[^>]*>", "", client.get("/acme/real").text))
+    page = pages.as_user("wil").get("/acme/real").text
+    shown = html.unescape(re.sub(r"<[^>]*>", "", page))
     python = re.search(r"import adapterhub as ah\nprint\(.*\)", shown)[0]
     reference = f"{pages.address}/acme/real@v1"
     assert f'adapterhub predict {reference} "a text"\nadapterhub serve {reference}' in shown

@@ -122,11 +122,11 @@ def test_a_hub_moves_from_a_folder_to_processes_and_back(tmp_path, new_state):
     with real_hub.serving(folder) as hub:
         hub.org("acme")
         hub.user("ada", acme="admin")
-        with hub.client("ada") as client:
-            for name in ("acme/x", "acme/y"):
-                create(client, name)
-                commit(client, name, {"README.md": f"# About {name}\n".encode(), "a.md": b"a"})
-            client.post("/api/models/acme/x/tag/main", json={"tag": "v1"})
+        client = hub.as_user("ada")
+        for name in ("acme/x", "acme/y"):
+            create(client, name)
+            commit(client, name, {"README.md": f"# About {name}\n".encode(), "a.md": b"a"})
+        client.post("/api/models/acme/x/tag/main", json={"tag": "v1"})
     place, bucket = new_state()
     with pytest.raises(ConfigError, match="no bucket"):
         restore_hub(folder, place)
@@ -137,21 +137,19 @@ def test_a_hub_moves_from_a_folder_to_processes_and_back(tmp_path, new_state):
     for source in (folder, place):
         with real_hub.serving(source, blobs=None) as moved:
             moved.tokens = hub.tokens
-            with moved.client("ada") as client:
-                answers.append(facts(client))
+            answers.append(facts(moved.as_user("ada")))
     assert answers[0] == answers[1]
     with real_hub.serving(place) as moved:
         moved.tokens = hub.tokens
-        with moved.client("ada") as client:
-            create(client, "acme/z")  # its id is not one of those that were copied
-            commit(client, "acme/z", {"a.md": b"new"})
-            answers[1] = facts(client)
+        client = moved.as_user("ada")
+        create(client, "acme/z")  # its id is not one of those that were copied
+        commit(client, "acme/z", {"a.md": b"new"})
+        answers[1] = facts(client)
         assert verify_hub(moved.hub) == []
         assert backup_hub(place, tmp_path / "back") == 5
     with real_hub.serving(tmp_path / "back") as back:
         back.tokens = hub.tokens
-        with back.client("ada") as client:
-            assert facts(client) == answers[1]
+        assert facts(back.as_user("ada")) == answers[1]
         assert verify_hub(back.hub) == []
 
 

@@ -62,28 +62,28 @@ def test_a_number_is_given_once_and_one_after_the_other(new_hub, ada, publish):
     assert [publish(seed).version for seed in range(2)] == ["v1", "v2"]
     name = "acme/polite"
     tags, own = f"/api/models/{name}/tag", f"/api/adapterhub/models/{name}/tag"
-    with new_hub.client("wil") as wil:
-        for number in (2, 4, 10, 999_999_999):
-            assert tag(wil, name, f"v{number}").status_code == 409
-            answer = wil.put(f"{own}/v{number}", json={"revision": "v1"})
-            assert (answer.status_code, number == 2 or "v3" in answer.text) == (409, True)
-        assert tag(ada, name, "v999999999").status_code == 409
-        assert wil.delete(f"{tags}/v2").status_code == 403
-        assert tag(wil, name, "3").status_code == 400
-        assert ada.delete(f"{tags}/v2").status_code == 200
-        assert tag(wil, name, "v2").status_code == 409
-        assert tag(wil, name, "v3").status_code == 200
-        assert tag(ada, name, "v7").status_code == 200  # of a copy with gaps
-        assert tag(wil, name, "v7.1").status_code == 200
-        assert publish(2).version == "v8"
-        assert move(ada, name, "acme/moved").status_code == 200
-        assert tag(wil, "acme/moved", "v8").status_code == 409
-        create(ada, name)
-        assert tag(wil, name, "v8").status_code == 409
-        assert tag(wil, name, "v9").status_code == 200
-        assert delete(ada, name).status_code == 200
-        create(ada, name)
-        assert tag(wil, name, "v9").status_code == 409
+    wil = new_hub.as_user("wil")
+    for number in (2, 4, 10, 999_999_999):
+        assert tag(wil, name, f"v{number}").status_code == 409
+        answer = wil.put(f"{own}/v{number}", json={"revision": "v1"})
+        assert (answer.status_code, number == 2 or "v3" in answer.text) == (409, True)
+    assert tag(ada, name, "v999999999").status_code == 409
+    assert wil.delete(f"{tags}/v2").status_code == 403
+    assert tag(wil, name, "3").status_code == 400
+    assert ada.delete(f"{tags}/v2").status_code == 200
+    assert tag(wil, name, "v2").status_code == 409
+    assert tag(wil, name, "v3").status_code == 200
+    assert tag(ada, name, "v7").status_code == 200  # of a copy with gaps
+    assert tag(wil, name, "v7.1").status_code == 200
+    assert publish(2).version == "v8"
+    assert move(ada, name, "acme/moved").status_code == 200
+    assert tag(wil, "acme/moved", "v8").status_code == 409
+    create(ada, name)
+    assert tag(wil, name, "v8").status_code == 409
+    assert tag(wil, name, "v9").status_code == 200
+    assert delete(ada, name).status_code == 200
+    create(ada, name)
+    assert tag(wil, name, "v9").status_code == 409
 
 
 def test_tags_on_the_list_are_for_admins(new_hub, publish):
@@ -206,22 +206,22 @@ def test_our_commands_change_a_hub_as_a_folder(new_hub, publish, monkeypatch):
 def test_a_hub_finds_what_its_adapters_are_and_our_client_a_flipped_bit(new_hub, publish):
     """Tools overwrite cards, so tags come from the adapter's own files."""
     entry = publish(0)
-    with new_hub.client("wil") as client:
-        commit(client, "acme/polite", {"README.md": b"---\nlibrary_name: x\ntags: []\n---\n"})
-        found = client.get(
-            f"/api/models?filter=adapterhub&filter=base_model:adapter:{registries.SAMPLE_BACKBONE}"
-        )
-        assert [each["id"] for each in found.json()] == ["acme/polite"]
-        body = client.get("/api/adapterhub/models/acme/polite/versions").json()
-        assert [each["version"] for each in body["versions"]] == ["v1"]
-        assert head(client, "acme/polite") != body["versions"][0]["commit"]
-        assert client.get("/api/adapterhub").json()["can"]
-        tensors = digest(client.get("/acme/polite/resolve/v1/adapter.safetensors").content)
-        data = bytearray(new_hub.hub.blobs.read(tensors, 1 << 20))
-        data[-1] ^= 1
-        new_hub.overwrite(tensors, bytes(data))
-        with pytest.raises(FileError, match="not what was published"):
-            store_of(new_hub, "wil").get(entry)
+    client = new_hub.as_user("wil")
+    commit(client, "acme/polite", {"README.md": b"---\nlibrary_name: x\ntags: []\n---\n"})
+    found = client.get(
+        f"/api/models?filter=adapterhub&filter=base_model:adapter:{registries.SAMPLE_BACKBONE}"
+    )
+    assert [each["id"] for each in found.json()] == ["acme/polite"]
+    body = client.get("/api/adapterhub/models/acme/polite/versions").json()
+    assert [each["version"] for each in body["versions"]] == ["v1"]
+    assert head(client, "acme/polite") != body["versions"][0]["commit"]
+    assert client.get("/api/adapterhub").json()["can"]
+    tensors = digest(client.get("/acme/polite/resolve/v1/adapter.safetensors").content)
+    data = bytearray(new_hub.hub.blobs.read(tensors, 1 << 20))
+    data[-1] ^= 1
+    new_hub.overwrite(tensors, bytes(data))
+    with pytest.raises(FileError, match="not what was published"):
+        store_of(new_hub, "wil").get(entry)
 
 
 @pytest.mark.parametrize("deleted", ["newest", "all", "repository"])
