@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -128,7 +129,17 @@ def numbered(manifest: Manifest, i: int, backbone: str) -> Manifest:
     )
 
 
-# A registry's files in a dict: the smallest storage.
+# Objects of a bucket, and a registry's files in a dict: the smallest storages.
+
+
+class Objects:
+    """A bucket, by default in memory, whose methods a test may replace."""
+
+    def __init__(self, store: Any = None) -> None:
+        self.store = store or pytest.importorskip("obstore.store").MemoryStore()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
 
 class MemoryStorage(Storage):

@@ -41,8 +41,7 @@ def source(tmp_path, monkeypatch):
 
 @contextmanager
 def bucket(tmp_path, monkeypatch):
-    obstore = pytest.importorskip("obstore.store")
-    objects = obstore.MemoryStore()
+    objects = registries.Objects()
     monkeypatch.setattr(buckets, "Bucket", lambda url: Bucket(url, objects))
     yield "s3://bucket/p"
 

@@ -87,23 +87,6 @@ def test_the_name_alone_is_enough_on_another_machine(registry, published, tmp_pa
     assert torch.equal(tiny_adapters.outputs(model), published)
 
 
-def test_a_fusion_is_complete_without_its_sources(registry, tmp_path, monkeypatch):
-    folders = [
-        tiny_adapters.save_alone(tmp_path / name, seed=n) for n, name in enumerate("ab", start=1)
-    ]
-    model = tiny_models.model("bert")
-    spec = {"adapterfusion": {"adapters": [str(folder) for folder in folders]}}
-    fused = ah.attach(model, spec, name="fused")
-    tiny_models.scramble(fused, std=0.02)
-    expected = tiny_adapters.outputs(model)
-    fused.save(tmp_path / "fused")
-    ah.publish(tmp_path / "fused")
-    another_machine(tmp_path, monkeypatch, registry)
-    model = tiny_models.model("bert")
-    ah.load(model, "fused")
-    assert torch.equal(tiny_adapters.outputs(model), expected)
-
-
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_foundation_that_is_not_as_it_was_is_refused(registry, published, case):
     damage, text = DAMAGED[case]

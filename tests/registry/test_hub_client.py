@@ -1,18 +1,21 @@
-"""The HTTP client for hubs; tests/attacks/test_hostile_hub.py has the attacks on it."""
+"""The client of hubs: HTTP, reading, writing; tests/attacks/test_hostile_hub.py attacks it."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 import threading
 
 import pytest
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HTTPError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adapterhub.backbones.hub_network import guarded_hub
-from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError, OutputError, RegistryError
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub_client import (
     Expected,
@@ -21,7 +24,11 @@ from adapterhub.registry.hub_client import (
     UnreachableError,
     network_hint,
 )
+from adapterhub.registry.hub_reader import HubCache, HubReader, Refs, split_items
+from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
+from adapterhub.registry.store import Entry
 from tests.kit import fake_hub
+from tests.kit.fake_hub import card_data
 from tests.kit.selection import long_table
 
 DATA = bytes(range(256)) * 400
@@ -195,3 +202,217 @@ def test_a_proxy_of_the_environment(hub, by_guard, monkeypatch, subtests, name, 
                 port = hub.address.rpartition(":")[2]
                 patch.setenv("NO_PROXY", excluded.format(port=port))
                 ask()
+
+
+# What a hub says is checked field by field, and kept in a cache.
+
+
+A, B = "a" * 40, "b" * 40
+
+
+class Answers:
+    """A client that gives one answer to everything."""
+
+    def __init__(self, answer):
+        self.answer, self.paths = answer, []
+
+    def read(self, path, limit, subject, params=()):
+        self.paths.append(path)
+        if self.answer is None:
+            raise MissingFileError("none")
+        return self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+
+
+def reader(answer):
+    return HubReader(Answers(answer), "hf:")
+
+
+def test_refs_with_other_names_or_commits_are_left_out():
+    tags = [
+        {"name": "v1", "targetCommit": A},
+        {"name": "release/1", "targetCommit": B},
+        *({"name": name, "targetCommit": A} for name in ("../x", "a b", "\x1b", 3, None, A * 9)),
+        *({"name": f"w{n}", "targetCommit": c} for n, c in enumerate(("main", A[1:], "A" * 40, 3))),
+    ]  # fmt: skip
+    branches = [{"name": "main", "targetCommit": B}]
+    refs = reader({"tags": tags, "branches": branches}).refs("a/b")
+    assert refs.tags == {"v1": A, "release/1": B}
+    assert (refs.head, refs.branches) == (B, {"main": B})
+    assert reader({}).refs("a/b").head is None
+
+
+def test_a_revision_is_one_segment_of_the_path():
+    reading = reader({"sha": A})
+    assert reading.commit_of("a/b", "refs/pr/1") == A
+    assert reading.client.paths == ["/api/models/a/b/revision/refs%2Fpr%2F1"]
+    for wrong in ({}, {"sha": None}, {"sha": "../x"}, {"sha": [A]}):
+        with pytest.raises(RegistryError, match="malformed"):
+            reader(wrong).commit_of("a/b", "main")
+
+
+def test_a_missing_file_is_none():
+    assert reader(None).small_file("a/b", A, "x", 9) is None
+    assert reader(None).first_file("a/b", A, {"x": 9, "y": 9}) is None
+    assert reader(b"data").first_file("a/b", A, {"x": 9, "y": 9}) == ("x", b"data")
+    assert reader(None).yanked("a/b", A) == {}
+    assert reader({"v1": "a\x1bb"}).yanked("a/b", A) == {"v1": "a\\u001bb"}
+
+
+def test_a_listing_gives_sizes_and_hashes():
+    items = [
+        {"type": "file", "path": "small", "size": 3, "oid": A},
+        {"type": "file", "path": "large", "size": 130, "oid": B,
+         "lfs": {"oid": "c" * 64, "size": 9, "pointerSize": 130}},
+        {"type": "directory", "path": "d", "oid": A},
+    ]  # fmt: skip
+    assert reader(items).listing("a/b", A) == {
+        "small": Expected(3, 3, git_sha1=A),
+        "large": Expected(9, 9, sha256="c" * 64),
+    }
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(JSON, max_size=5), st.binary() | st.text('[]{},"\\ 1').map(str.encode))
+def test_items_are_split_as_a_parser_splits_them(items, other):
+    for indent in (None, 1):
+        data = json.dumps(items, indent=indent, ensure_ascii=False).encode("utf-8", "replace")
+        assert [json.loads(item) for item in split_items(data)] == json.loads(data)
+    assert isinstance(split_items(other), list)
+
+
+# What a hub said is kept in a cache.
+
+
+def test_each_hub_has_its_own_folder(tmp_path):
+    hosts = ("h.org", "h.org:8443", "h.org/x", "H.org", "[::1]", "a" * 300)
+    bases = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
+    folders = {HubCache(base).folder for base in bases}
+    assert len(folders) == len(bases)
+    assert {path.parent for path in folders} == {tmp_path / "cache" / "adapterhub" / "hubs"}
+    assert all(len(path.name) < 100 and ":" not in path.name for path in folders)
+
+
+def test_a_version_enters_complete_or_not_at_all():
+    cache, digest = HubCache("https://h.org"), "0" * 64
+    with pytest.raises(OutputError), cache.adding(digest) as staged:
+        (staged / "file").write_bytes(b"half") and staged.write_bytes(b"")
+    assert not cache.adapter(digest).exists()
+    assert not list(cache.adapter(digest).parent.iterdir())
+    for data in (b"first", b"second"):  # of two processes, the first wins
+        with cache.adding(digest) as staged:
+            (staged / "file").write_bytes(data)
+    assert (cache.adapter(digest) / "file").read_bytes() == b"first"
+
+
+def test_a_damaged_or_read_only_cache_is_as_empty(monkeypatch, tmp_path):
+    cache = HubCache("https://h.org")
+    cache.keep_refs("a/b", Refs(A))
+    (file,) = (cache.folder / "names").iterdir()
+    for text in ("", "{", "[]", '{"head": "../x", "branches": {}, "tags": {}, "yanked": {}}'):
+        file.write_text(text)
+        assert cache.refs("a/b") is None
+    (tmp_path / "plain").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "plain"))
+    HubCache("https://h.org").keep_refs("a/b", Refs(A))
+
+
+# Writing to a hub: its errors, without its words where they repeat the token.
+
+
+TOKEN = "hf_AbCdEfGhIjKl"
+
+
+def writer(hub, token=TOKEN):
+    return HubWriter(hub.address, token, "hf:")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(401, "", "adapterhub login http://127.0.0.1"), (404, "RepoNotFound", "you have no access"),
+     (403, "", "lacks the permission"), (403, "GatedRepo", "gated"), (409, "", "another writer"),
+     (412, "", "another writer"), (418, "", "repeats your token")],
+)  # fmt: skip
+def test_errors_are_explained(hub, monkeypatch, status, code, words):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    writer(hub, None).create("acme/a", private=False)
+    assert set(hub.authorizations) == {None}  # no token is no token
+    hub.attack = fake_hub.on("", fake_hub.echo(status, code))
+    with pytest.raises(RegistryError) as caught:
+        writer(hub).create_tag("acme/a", "v1", "a" * 40)
+    assert words in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_a_servers_own_words_are_shown_in_part(hub, monkeypatch):
+    with pytest.raises(ConfigError, match="invalid repository name"):
+        writer(hub).create_tag("a..b/c", "v1", "a" * 40)
+    hub.attack = fake_hub.on(
+        "", lambda h: h.send(418, b'{"error": "%s"}' % (b"too large " * 99), {})
+    )
+    with pytest.raises(RegistryError, match="answered 418: too large") as caught:
+        writer(hub).create_tag("acme/a", "v1", "a" * 40)
+    assert len(caught.value.problem) < 400
+    hub.address = "http://127.0.0.1:9"
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(RegistryError, match="cannot be reached"):
+        writer(hub).create("acme/a", private=False)
+
+
+# The metadata of a card: an entry is written to it and read back.
+
+
+ENTRY = Entry(
+    reference="hf:acme/polite@v2", name="acme/polite", version="v2", digest="0" * 64,
+    backbone="acme/bert", fingerprint=f"bf16-{'1' * 64}", methods=("lora", "norms"), task="tagging",
+    metrics={"f1": 0.5}, tags=("best",), size=9, parameters=8, license="mit", language=("en",),
+    topics=("manners",), description="Short.",
+)  # fmt: skip
+
+
+def test_an_entry_is_read_back_from_its_card():
+    data = card_data({"README.md": hub_card(b"# Polite\n", ENTRY)})
+    assert entry_from_card(data, "acme/polite", "hf:") == ENTRY
+    copy = entry_from_card(data, "other/copy", "https://h.org/")
+    assert (copy.name, copy.reference) == ("other/copy", "https://h.org/other/copy@v2")
+
+
+def test_the_writers_text_and_metadata_are_kept():
+    card = b"---\ninference: false\ntags: [mine]\n---\n# Polite\n\nMy text.\n"
+    written = hub_card(card, ENTRY)
+    data = card_data({"README.md": written})
+    assert b"# Polite\n\nMy text." in written
+    assert (data["inference"], data["base_model"]) == (False, "acme/bert")
+    assert (data["base_model_relation"], data["library_name"]) == ("adapter", "adapterhub")
+    assert {"mine", "adapterhub", "lora", "norms"} <= set(data["tags"])
+    (result,) = data["model-index"][0]["results"]
+    assert result["metrics"] == [{"type": "f1", "value": 0.5}]
+    assert data["adapterhub"]["digest"] == ENTRY.digest
+    assert hub_card(written, ENTRY) == written
+
+
+VALID = {"version": "v1", "digest": "0" * 64, "methods": ["lora"]}
+
+
+WRONG = (
+    None, "text", {}, {"version": "v1", "digest": "0" * 64}, VALID | {"digest": "0"},
+    *(VALID | {"version": version} for version in ("v1\x1b[2J", ["v1"], "../../x", "main")),
+    *(VALID | {"size": size} for size in (-1, 2**70, "1e9")),
+    *(VALID | {"parameters": number} for number in (True, -1)),
+    *(VALID | {"metrics": metrics} for metrics in ({"f1": float("nan")}, {"f1": "high"}, [1])),
+    VALID | {"digest": "../x"}, VALID | {"task": ["x"]}, VALID | {"methods": 3},
+    VALID | {"backbone": "a b\x07"}, VALID | {"description": ["x"]}, VALID | {"tags": "best"},
+)  # fmt: skip
+
+
+def test_an_unreadable_card_gives_no_entry():
+    assert entry_from_card({"adapterhub": VALID}, "a/b", "hf:") is not None
+    assert entry_from_card(None, "a/b", "hf:") is None
+    for section in WRONG:
+        assert entry_from_card({"adapterhub": section}, "a/b", "hf:") is None, section

@@ -9,20 +9,17 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import (
-    ConfigError,
     FileError,
-    MismatchError,
     OutputError,
     RegistryError,
     SignatureError,
 )
 from adapterhub.files.native import Saved, read_signatures
 from adapterhub.files.signature import Statement, sign_statement
-from adapterhub.registry.hub import HubStore
-from adapterhub.registry.local import LocalRegistry, store_of
-from adapterhub.registry.pull import fetch, fetch_folder, read_reference
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.pull import fetch, read_reference
 from adapterhub.registry.store import Publication, Reference, parse_reference
-from adapterhub.registry.trust import check_copy, trust_key
+from adapterhub.registry.trust import check_copy
 from tests.kit import registries, tiny_models
 from tests.kit.tiny_models import logits
 
@@ -127,46 +124,7 @@ def test_later_signatures_count_and_go_with_the_copies(later_store, key, tmp_pat
                 check_copy(*subject, find=False)
 
 
-def test_a_folder_is_bound_to_its_digest(tmp_path, key):
-    folder = registries.write_sample(tmp_path / "run" / "adapter")
-    assert fetch_folder(tmp_path / "run").saved == Saved.at(folder)
-    trust_key(key.public)
-    with pytest.raises(SignatureError, match=key.public.id):
-        fetch_folder(tmp_path / "run", signed=True)
-    statement = Statement(Saved.at(folder).digest, "of any name")
-    store = LocalRegistry(tmp_path / "store")
-    entry = store.put(folder, Publication("x"))
-    store.add_signatures(entry, [sign_statement(statement, key)])
-    fetched = fetch_folder(store.get(entry), signed=True)
-    assert (fetched.digest, fetched.signers) == (entry.digest, (key.public.text,))
-
-
 # A reference selects a folder or its store.
-
-
-def test_each_kind_of_reference_has_its_store(tmp_path):
-    local = store_of(parse_reference("polite"), tmp_path)
-    assert isinstance(local, LocalRegistry)
-    assert local.root == tmp_path
-    hub = store_of(parse_reference("hf:some/polite"), allow_pickle=True)
-    assert isinstance(hub, HubStore)
-    assert (hub.prefix, hub.allow_pickle) == ("hf:", True)
-    server = store_of(parse_reference("https://h.org/some/polite@v1"))
-    assert isinstance(server, HubStore)
-    assert server.prefix == "https://h.org/"
-    with pytest.raises(ConfigError, match="is a folder"):
-        store_of(parse_reference("./polite"))
-
-
-def test_a_folder_never_stands_for_a_hub(tmp_path, monkeypatch):
-    """A cloned project may contain folders of any name."""
-    monkeypatch.chdir(tmp_path)
-    for text in ("hf:acme/polite", "https://h.org/acme/polite", "some/polite"):
-        (tmp_path / text).mkdir(parents=True)
-    assert read_reference("hf:acme/polite").kind == "hub"
-    assert read_reference("https://h.org/acme/polite").kind == "server"
-    assert read_reference("some/polite") == Reference("folder", "some/polite")
-    assert read_reference("./hf:acme/polite").kind == "folder"
 
 
 def test_a_bare_name_is_the_folder_with_an_adapter(here):
@@ -176,6 +134,7 @@ def test_a_bare_name_is_the_folder_with_an_adapter(here):
     (here / "theirs" / "adapter_config.json").write_text("{}")
     for name in ("mine", "plain", "my run", "theirs"):
         assert read_reference(name) == Reference("folder", f"./{name}")
+    assert read_reference("mine/adapter") == Reference("folder", "mine/adapter")
     assert read_reference("mine", signed=True).kind == "local"
     assert read_reference("mine@v1") == Reference("local", "mine", "v1")
     assert read_reference("mine", here.parent / "registry").kind == "local"
@@ -259,18 +218,6 @@ def test_the_adapter_for_the_models_backbone_is_loaded(two_backbones, tmp_path, 
     ah.load(expected, tmp_path / f"out-{seed}")
     assert adapter.name == "renamed"
     torch.testing.assert_close(logits(model), logits(expected), atol=half * 1e-2, rtol=0)
-
-
-def test_an_adapter_for_another_backbone_is_refused(two_backbones, tmp_path):
-    model = tiny_models.model("bert", seed=2)
-    bare = logits(model)
-    with pytest.raises(RegistryError, match="has no adapter 'polite' for"):
-        ah.load(model, "polite", registry=two_backbones)
-    with pytest.raises(MismatchError):
-        ah.load(model, tmp_path / "out-0")
-    assert torch.equal(logits(model), bare)
-    ah.load(model, tmp_path / "out-0", any_backbone=True)
-    assert not torch.equal(logits(model), bare)
 
 
 def test_adapters_that_were_trained_without_a_name_have_that_of_the_registry(tmp_path):

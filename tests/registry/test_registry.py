@@ -1,28 +1,30 @@
-"""A registry, here in a bucket: what the conformance suite of all stores does not cover."""
+"""A registry in a bucket: what the conformance suite of all stores does not cover."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from adapterhub.errors import FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry import registry
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.store import ConflictError, Publication, Query, is_bucket
 from adapterhub.registry.version_files import Names
 from tests.kit import registries
 
-objects = pytest.importorskip("obstore.store")
+pytest.importorskip("obstore")
 PATH = f"{registries.SAMPLE_BACKBONE.replace('/', '--')}/polite"
 
 
 @pytest.fixture
 def bucket():
-    return Bucket("s3://bucket/p", objects.MemoryStore())
+    return Bucket("s3://bucket/p", registries.Objects())
 
 
 @pytest.fixture
@@ -124,29 +126,10 @@ def test_a_folder_and_a_bucket_have_one_layout(store, bucket, made, tmp_path):
     assert LocalRegistry(copy).verify() == []
 
 
-def test_a_missing_name_is_told_with_what_there_is(store, made):
-    publish(store, made(0))
-    assert (store.has("polite"), store.has("rude")) == (True, False)
-    with pytest.raises(RegistryError, match="has no adapter 'polit'; did you mean 'polite'"):
-        store.resolve("polit")
-    with pytest.raises(RegistryError, match="for other/model"):
-        store.resolve("polite", backbone="other/model")
-
-
-def test_a_manifest_is_read_once_and_again_if_it_has_changed(store, bucket, tmp_path, monkeypatch):
+def test_a_manifest_is_read_once_and_again_if_it_has_changed(store, bucket, tmp_path):
     store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
-    read, original = [], bucket._objects.get
-
-    def counted(path):
-        read.append(path.rpartition("/")[2])
-        return original(path)
-
-    class Counted:
-        def __getattr__(self, name):
-            return counted if name == "get" else getattr(objects_of_bucket, name)
-
-    objects_of_bucket = bucket._objects
-    monkeypatch.setattr(bucket, "_objects", Counted())
+    read, get = [], bucket._objects.get
+    bucket._objects.get = lambda path: read.append(path.rpartition("/")[2]) or get(path)
     (entry,) = Registry(bucket).versions("polite")
     assert "adapter.json" not in read
     other = registries.write_sample(tmp_path / "other", 1)
@@ -171,3 +154,109 @@ def test_a_writer_gives_up_when_others_always_are_first(store, bucket, monkeypat
     with pytest.raises(RegistryError, match=r"b/n/names\.json keeps changing"):
         store._change("b/n", update)
     assert [names.highest for names in writes] == [0, 1, 2]
+
+
+# Objects of a bucket, and servers that ignore conditions.
+
+
+def test_a_bucket_is_known_by_its_scheme():
+    assert all(map(is_bucket, ("s3://bucket/prefix", "gs://bucket", "az://container/x")))
+    others = ("hf://owner/name", "s3:/bucket", "./s3", "https://host/owner/name", None)
+    assert not any(map(is_bucket, others))
+
+
+def test_objects_are_listed_and_deleted():
+    bucket = Bucket("s3://bucket/p/", registries.Objects())
+    assert bucket.location == "s3://bucket/p"
+    for path in ("b/x", "a/y/z", "a/x"):
+        bucket.write(path, b"12345")
+    assert list(bucket.files()) == ["a/x", "a/y/z", "b/x"]
+    assert list(bucket.files("a/")) == ["a/x", "a/y/z"]
+    assert (bucket.folders(), bucket.folders("a/")) == (["a", "b"], ["a/y"])
+    with pytest.raises(FileError, match="s3://bucket/p/a/x has 5 bytes"):  # before it is read
+        bucket.read("a/x", 4)
+    found = bucket.read("a/x", 5)
+    for _ in range(2):
+        bucket.delete("a/x")
+    with pytest.raises(ConflictError):
+        bucket.replace("a/x", b"5", found)
+
+
+def test_an_unusable_bucket_is_one_short_error(monkeypatch):
+    with pytest.raises(ConfigError, match="cannot open"):
+        Bucket("s3://")
+    monkeypatch.setattr("adapterhub.registry.bucket._RETRIES", {"max_retries": 0})
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "eu-central-1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RegistryError, match="s3://bucket/x cannot be used") as caught:
+        Bucket("s3://bucket/x").files()
+    assert "Debug source" not in str(caught.value)
+    assert len(caught.value.problem) < 600
+
+
+class Careless(registries.Objects):
+    """A bucket whose server ignores some conditions of writes, or obeys them always."""
+
+    ignored = ()
+
+    def put(self, path, data, mode="overwrite"):
+        condition = "If-Match" if isinstance(mode, dict) else mode
+        if "nothing" in self.ignored and condition == "If-Match":
+            mode = {"e_tag": "another"}
+        return self.store.put(path, data, mode="overwrite" if condition in self.ignored else mode)
+
+
+CARELESS = {
+    "stale tags": (("If-Match",), "If-Match"),
+    "objects that exist": (("create",), "If-None-Match"),
+    "all conditions": (("If-Match", "create"), "If-None-Match"),
+    "no tag": (("nothing",), "If-Match"),
+}
+WRITES: dict[str, Callable[[Registry, Path], object]] = {
+    "publish": lambda store, made: store.put(made, Publication("polite")),
+    "publish another": lambda store, made: store.put(made, Publication("rude")),
+    "tag": lambda store, made: store.tag(store.resolve("polite"), "best"),
+    "yank": lambda store, made: store.yank(store.resolve("polite"), "wrong data"),
+    "delete": lambda store, made: store.delete("polite", "v1"),
+    "sign": lambda store, made: store.add_signatures(store.resolve("polite"), ()),
+    "write": lambda store, made: store.storage.write("x", b"1"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("server", CARELESS)
+def test_a_bucket_that_ignores_conditions_is_refused_before_the_first_write(
+    server, write, tmp_path
+):
+    """Else eight publishers of eight adapters get one version, and seven are lost."""
+    ignored, named = CARELESS[server]
+    objects = Careless()
+    first = Registry(Bucket("s3://b", objects))
+    first.put(registries.write_sample(tmp_path / "first"), Publication("polite"))
+    before = first.storage.files()  # the probe is gone, too
+    objects.ignored = ignored
+    store = Registry(Bucket("s3://b", objects))
+    assert len(store.versions("polite")) == 1  # reading needs no proof
+    other = registries.write_sample(tmp_path / "other", 1)
+    for _ in range(2):
+        with pytest.raises(RegistryError, match=f"does not obey the condition {named}"):
+            WRITES[write](store, other)
+    assert first.storage.files() == before
+
+
+def test_one_proof_is_enough_and_needs_no_right_to_delete():
+    objects = registries.Objects()
+    bucket = Bucket("s3://b", objects)
+
+    def denied(path):
+        raise OSError("access denied")
+
+    objects.delete = denied
+    for number in (b"1", b"2"):
+        bucket.write("x", number)
+    (probe, _) = bucket.files()
+    assert probe.startswith(".adapterhub-probe-")
+    assert bucket.folders() == []

@@ -61,8 +61,7 @@ def on_our_hub(place, bucket=None):
 
 @contextmanager
 def in_bucket(folder):
-    obstore = pytest.importorskip("obstore.store")
-    yield Registry(Bucket("s3://bucket/p", obstore.MemoryStore()))
+    yield Registry(Bucket("s3://bucket/p", registries.Objects()))
 
 
 @contextmanager
@@ -319,16 +318,12 @@ def refuse_writers(store):
 
 def refuse_objects(bucket):
     """Make a bucket refuse to write; return a function that makes it accept again."""
-    objects = bucket._objects
 
-    class ReadOnly:
-        def __getattr__(self, name):
-            return getattr(objects, name)
+    def forbidden(*args, **options):
+        raise PermissionError("403 Forbidden")
 
-        def put(self, *args, **options):
-            raise PermissionError("403 Forbidden")
-
-    bucket._objects = ReadOnly()
+    objects, bucket._objects = bucket._objects, registries.Objects(bucket._objects)
+    bucket._objects.put = forbidden
     return lambda: setattr(bucket, "_objects", objects)
 
 
@@ -412,7 +407,7 @@ def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
 def storage(request, tmp_path):
     if request.param == "folder":
         return Folder(tmp_path)
-    return Bucket("s3://bucket/x/", pytest.importorskip("obstore.store").MemoryStore())
+    return Bucket("s3://bucket/x/", registries.Objects())
 
 
 def test_only_the_first_of_two_writers_replaces_what_both_have_read(storage, tmp_path):
