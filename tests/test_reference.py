@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -67,38 +68,30 @@ def anchors(page: str) -> Counter[str]:
     return Counter(re.findall(r"\{: #(\S+) \}$", page, re.MULTILINE))
 
 
-def commands() -> dict[str, click.Command]:
+def commands(
+    group: click.Command = group, names: Iterable[str] = COMMANDS, before: str = ""
+) -> dict[str, click.Command]:
     """Every command by its words, with those of groups."""
     context, found = click.Context(group, **group.context_settings), {}
-    for name in COMMANDS:
-        command = found[name] = group.get_command(context, name)
-        found |= below(name, command)
+    for name in names:
+        command = found[f"{before}{name}"] = group.get_command(context, name)
+        found |= commands(command, getattr(command, "commands", ()), f"{before}{name} ")
     return found
 
 
-def below(words: str, command: click.Command) -> dict[str, click.Command]:
-    """The commands of a group, and of groups in it."""
-    found: dict[str, click.Command] = {}
-    for name, each in getattr(command, "commands", {}).items():
-        found |= {f"{words} {name}": each, **below(f"{words} {name}", each)}
-    return found
-
-
-def test_every_command_and_option_has_one_anchor(cli: str) -> None:
+def test_every_command_and_option_has_one_anchor_and_commands_have_usage_and_examples(
+    cli: str,
+) -> None:
     expected = Counter()
     for words, command in commands().items():
         anchor = words.replace(" ", "-")
         options = [p.opts[-1] for p in command.params if isinstance(p, click.Option)]
         expected.update([anchor, *(f"{anchor}{option}" for option in options)])
+        assert f"```text\nadapterhub {words} " in cli, words
     assert anchors(cli) == expected
     assert len(expected) > 250
     for name, summary in COMMANDS.items():
         assert f"- [`{name}`](#{name}): {summary}\n" in cli
-
-
-def test_the_page_of_commands_has_their_usage_and_examples(cli: str) -> None:
-    for words in commands():
-        assert f"```text\nadapterhub {words} " in cli, words
     assert cli.count("**Examples**") == len(COMMANDS)
     assert "\b" not in cli
     assert prose("hf:OWNER/*") == "hf:OWNER/\\*", "an asterisk is not emphasis"
