@@ -39,7 +39,6 @@ import adapterhub as ah
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
 
-Header = Callable[[Tree], "Tree | None"]
 Attack = Callable[[Path], object]
 ESC, OVERRIDE = "\x1b[2J\x1b]0;owned\x07", "\u202egnp.exe"
 
@@ -89,42 +88,21 @@ CODE = {
 REFUSED: dict[str, Callable[[Tree], None]] = {
     # names that are paths or contain terminal escapes
     "name: parent folder": put("name", "../../etc/cron.d/x"),
-    "name: network": put("name", "\\\\evil\\share"),
-    "name: NUL": put("name", "a\0b"),
-    "name: right to left": put("name", OVERRIDE),
-    "label: given twice": put("labels", ["a", "a", "b"]),
     "labels: a million": put("labels", [""] * 10**6),
-    "labels: more than the head has": put("labels", [str(i) for i in range(50_000)]),
     "labels: fewer than the head has": put("labels", ["a", "b"]),
     "label: long": put("labels", ["a" * 10**5]),
-    "tensor name: parent folder": tensor("../../x"),
-    "tensor name: escape": tensor(ESC),
     "tensor name: surprise": tensor("__class__.__init__.__globals__"),
-    "file name: parent folder": lambda tree: tree["files"].update({"../../x": "0" * 64}),
     "file name: pickle": put("files/adapter.bin", "0" * 64),
     "digest of a file: short": put("files/adapter.safetensors", "0"),
-    "backbone: hidden parent": put("backbone/id", "a/../../b"),
-    "backbone: URL": put("backbone/id", "https://evil.example/x"),
-    "backbone: option": put("backbone/id", "--help"),
     "revision: parent folder": put("backbone/revision", "../../x"),
-    "revision: absolute": put("backbone/revision", "/etc/passwd"),
     "fingerprint: another": put("backbone/fingerprint", "bf16-" + "0" * 64),
     # shapes
-    "shape: negative": shape([-2, 32]),
-    "shape: zero": shape([0, 32]),
-    "shape: bool": shape([True, 32]),
     "shape: float": shape([2.0, 32]),
-    "shape: beyond 64 bits": shape([2**62, 2**62]),
     "shape: product overflows to 0": shape([2**32, 2**32]),
     "shape: product overflows to the right size": shape([2**32 + 2, 2**32]),
-    "shape: a terabyte": shape([2**38]),
     "shape: many dimensions": shape([1] * 9),
     "shape: other": shape([32, 2]),
-    "dtype: unknown": tensor("x", "F8_E4M3"),
-    "dtype: a class": tensor("x", "torch.storage._UntypedStorage"),
-    "dtype: null": tensor("x", None),
     "dtype: other": lambda tree: [t.update(dtype="F16") for t in tree["tensors"].values()],
-    "tensors: none": put("tensors", {}),
     "tensors: one missing": lambda tree: tree["tensors"].popitem(),
     "tensors: one more": tensor("encoder.0.attn.k.lora.A"),
     "tensors: 19,000": lambda tree: [tensor(f"t{i}", size=[1])(tree) for i in range(19_000)],
@@ -132,22 +110,15 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     # methods
     "method: unknown": method("evil"),
     "method: a path": method("os.system"),
-    "method: private": method("__class__"),
     "methods: none": put("methods", []),
     "methods: 65": put("methods", [{"head": {}}] * 65),
     "methods: one 64 times": lambda tree: tree.update(methods=tree["methods"] * 64),
     "methods: two in one": put("methods", [{"lora": {}, "head": {}}]),
-    "methods: text": put("methods", "lora(rank=10**12)"),
-    "option: unknown": lora(init="os.system"),
     "option: code": lora(**CODE),
-    "option: private": lora(__class__="x", __dict__={}),
     "option: too many": lora(ranks={f"encoder.{i}.attn.q": 1 for i in range(10_000)}),
     "rank: huge": lora(rank=10**12),
-    "rank: beyond 64 bits": lora(rank=2**63 - 1),
-    "rank: negative": lora(rank=-(10**12)),
     "rank: float": lora(rank=2.0),
     "rank: true": lora(rank=True),
-    "ranks: huge": lora(ranks={"*": 10**12}),
     "ranks: one huge": lora(ranks={"encoder.1.attn.v": 10**12}),
     "ranks: idle pattern": lora(ranks={ESC: 3}),
     "dropout: more than all": lora(dropout=1e300),
@@ -163,79 +134,35 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "layers: negative": lora(layers=[-1]),
     "layers: many": lora(layers=list(range(5000))),
     "prompt: huge": method("prompt", length=10**12),
-    "prompt: negative": method("prompt", length=-5),
-    "prefix: huge": method("prefix", length=10**12),
     "prefix: huge network": method("prefix", length=1, reparametrize=True, middle=10**12),
-    "p-tuning: huge": method("p-tuning", length=10**12),
     "p-tuning: huge network": method("p-tuning", length=1, middle=10**8, encoder="lstm"),
-    "p-tuning: negative network": method("p-tuning", length=1, middle=-5),
     "houlsby: huge": method("houlsby", size=10**12),
-    "houlsby: huge at a site": method("houlsby", sizes={"ffn": 10**12}),
-    "houlsby: activation": method("houlsby", activation="os.system"),
-    "compacter: huge": method("compacter", size=10**12),
     "compacter: huge products": method("compacter", n=10**6, size=10**6),
     "compacter: activation": method("compacter", activation="__import__"),
-    "mam: huge": method("mam", length=10**12),
-    "mam: huge network": method("mam", size=10**12),
-    "dora: huge": method("dora", rank=10**12),
     "pissa: huge": method("pissa", rank=10**12),
     "pissa: for ever": method("pissa", rank=2, iterations=10**12),
-    "pissa: root of a negative number": method("pissa", rank=2, alpha=-1.0),
     "full: decay": method("full", decay=1e-300),
     "staged: decay": method("staged", decay=1e300),
     "staged: many groups": method("staged", groups=["+".join("abcdefgh" * 3000)]),
-    "unfreeze: size": method("unfreeze", size=-1),
-    "freeze: huge": method("freeze", top=10**12),
     # the rest of the schema
     "head: denied": put("head", False),
     "task: a path": put("task", "../../x"),
-    "tokenizer: a path": put("tokenizer", "/etc/passwd"),
-    "unknown field: private": put("__class__", "Manifest"),
     "unknown field in the backbone: arguments": put("backbone/kwargs", {"local": "x"}),
     "training: deep": put("training", json.loads("{" + '"a":{' * 24 + "}" * 25)),
-    "training: many": put("training", {str(i): [i] for i in range(20_000)}),
     "metrics: beyond 64 bits": put("metrics", {"accuracy": 2**63}),
     "metrics: escape": put("metrics", {ESC: 1.0}),
-    "versions: escape": put("versions", {"torch": ESC}),
 }
 
+TEXTS = ["__class__", ESC + OVERRIDE, "../../x"]
 HARMLESS: dict[str, Callable[[Tree], None]] = {
-    "training: code": put("training", {"recipe": CODE | {"task": "classification"}}),
-    "training: another backbone": put("training", {"recipe": {"backbone": "evil/model"}}),
-    "training: private": put("training", {"__class__": "x", "__proto__": {"a": 1}}),
-    "training: escape": put("training", {"note": ESC + OVERRIDE}),
-    "label: escape": put("labels", ["ham", ESC, OVERRIDE]),
-    "label: private": put("labels", ["__class__", "__init__", "id2label"]),
-    "label: a path": put("labels", ["../../x", "/etc/passwd", "C:\\x"]),
-    "unknown field: null": put("loader", None),
-    "unknown field: empty": put("hooks", []),
-}
-
-
-def text(old: str, new: str) -> Callable[[bytes], bytes]:
-    def change(data: bytes) -> bytes:
-        assert old.encode() in data
-        return data.replace(old.encode(), new.encode("utf-8", "surrogatepass"), 1)
-
-    return change
-
-
-BYTES: dict[str, Callable[[bytes], bytes]] = {
-    "UTF-16": lambda data: data.decode().encode("utf-16"),
-    "NUL": lambda data: data + b"\0",
-    "NUL in a name": text('"name": "default"', '"name": "de\0fault"'),
-    "20,000 deep in a field": text('"training": {}', '"training": ' + "[" * 20_000 + "]" * 20_000),
-    "unclosed": lambda data: b"[" * 500_000,
-    "comments": text('"schema_version": 1', '/* */ "schema_version": 1'),
-    "two documents": lambda data: data + data,
-    "a trailing blank": lambda data: data + b" ",
-    "a pickle": lambda data: b"\x80\x04K\x01.",
-    "null": lambda data: b"null\n",
-    "text": lambda data: b'"adapter"\n',
-    "two megabytes": lambda data: data + b" " * (2 << 20),
-    "another order": lambda data: json.dumps(json.loads(data), indent=2).encode() + b"\r\n",
-    "escaped letters": text('"name"', '"\\u006eame"'),
-    "a changed digit": text('"rank": 2', '"rank": 3'),
+    "training": put(
+        "training",
+        {
+            "recipe": CODE | {"task": "classification", "backbone": "evil/model", "text": TEXTS},
+            "__class__": {"__proto__": {"a": 1}},
+        },
+    ),
+    "labels": put("labels", TEXTS),
 }
 
 
@@ -273,66 +200,23 @@ if hasattr(os, "geteuid") and os.geteuid() == 0:
     LINKED["device"] = lambda path, real: os.mknod(path, 0o020666, os.makedev(1, 5))
 
 
-def first_entry(header: Tree) -> Tree:
-    entry: Tree = header[sorted(header)[0]]
-    return entry
-
-
-def with_fields(**fields: object) -> Header:
-    """Change fields of the first tensor's entry."""
-    return lambda header: first_entry(header).update(fields)
-
-
-def gap(header: Tree) -> None:
-    for name in sorted(header)[1:]:
-        header[name]["data_offsets"] = [at + 4 for at in header[name]["data_offsets"]]
-
-
 def overlap(header: Tree) -> None:
     one, two = sorted(header)[:2]
     header[two]["data_offsets"] = header[one]["data_offsets"]
 
 
-HEADERS: dict[str, Header] = {
+# tests/files/test_native.py has more of what a header may contain.
+HEADERS: dict[str, Callable[[Tree], None]] = {
     "overlapping": overlap,
-    "a gap": gap,
-    "out of range": with_fields(data_offsets=[0, 10**9]),
-    "backwards": with_fields(data_offsets=[256, 0]),
-    "negative": with_fields(data_offsets=[-256, 0]),
-    "beyond 64 bits": with_fields(data_offsets=[0, 2**64]),
-    "near 64 bits": with_fields(data_offsets=[2**64 - 256, 2**64 - 1]),
-    "fractions": with_fields(data_offsets=[0.0, 256.0]),
-    "three offsets": with_fields(data_offsets=[0, 1, 2]),
-    "shape of true": with_fields(shape=[True, 64]),
-    "negative shape": with_fields(shape=[-2, -32]),
-    "overflow to the right size": with_fields(shape=[2**63 + 32, 2]),
-    "a product beyond 64 bits": with_fields(shape=[2**40, 2**40]),
-    "an unknown dtype": with_fields(dtype="PICKLE"),
-    "a packed dtype": with_fields(dtype="F4"),
-    "an 8-bit float": with_fields(dtype="F8_E4M3", shape=[256]),
-    "another dtype": with_fields(dtype="I32"),
-    "complex": with_fields(dtype="C64", shape=[32]),
-    "a renamed tensor": lambda header: header.update({"../x": header.pop(sorted(header)[0])}),
-    "a tensor more": lambda h: h.update(z={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
-    "no tensors": lambda header: header.clear(),
-    "20,000 deep": lambda header: header.update(__metadata__={"a": deep(20)}),
+    "overflow to the right size": lambda header: header[min(header)].update(shape=[2**63 + 32, 2]),
     "many tensors": lambda header: header.update(
         {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
     ),
 }
-
-
-def deep(levels: int) -> list:
-    return [deep(levels - 1)] if levels else []
-
-
 READ = (TENSORS, MANIFEST)
 RAW: dict[str, Callable[[bytes, bytes], bytes]] = {
     "100 MB claimed": lambda head, rest: join_header(head, rest, 100 << 20),
-    "2^63 claimed": lambda head, rest: join_header(head, rest, 2**63),
     "2^64 - 1 claimed": lambda head, rest: join_header(head, rest, 2**64 - 1),
-    "nothing claimed": lambda head, rest: join_header(head, rest, 0),
-    "one byte more claimed": lambda head, rest: join_header(head, rest, len(head) + 1),
     "one byte less claimed": lambda head, rest: join_header(head, rest, len(head) - 1),
     "only a length": lambda head, rest: b"\0" * 8,
     "shorter than a length": lambda head, rest: b"\0" * 7,
@@ -344,16 +228,9 @@ RAW: dict[str, Callable[[bytes, bytes], bytes]] = {
         head.replace(b'"dtype":', b'"dtype":"F32","dtype":', 1), rest
     ),
     "20,000 lists deep": lambda head, rest: join_header(b"[" * 20_000 + b"]" * 20_000, rest),
-    "20,000 objects deep": lambda head, rest: join_header(b'{"a":' * 20_000, rest),
     "invalid UTF-8": lambda head, rest: join_header(head.replace(b"encoder", b"en\xffoder"), rest),
-    "UTF-16": lambda head, rest: join_header(head.decode().encode("utf-16"), rest),
-    "byte-order mark": lambda head, rest: join_header(b"\xef\xbb\xbf" + head, rest),
-    "NUL": lambda head, rest: join_header(head.replace(b"encoder", b"en\0oder"), rest),
-    "an escape": lambda head, rest: join_header(head.replace(b"encoder", b"\\u001b[2J"), rest),
-    "a lone surrogate": lambda head, rest: join_header(head.replace(b"encoder", b"\\ud800"), rest),
-    "a number of many digits": lambda head, rest: join_header(
-        head.replace(b"[0,", b"[" + b"0" * 5000 + b",", 1), rest
-    ),
+    "NaN": lambda head, rest: join_header(head, rest[:-4] + struct.pack("<f", float("nan"))),
+    "infinity": lambda head, rest: join_header(head, rest[:-4] + struct.pack("<f", float("-inf"))),
     "one byte more": lambda head, rest: join_header(head, rest + b"\0"),
     "one byte less": lambda head, rest: join_header(head, rest[:-1]),
     "an archive behind": lambda head, rest: join_header(head, rest + zipped({"../x": b""})),
@@ -374,7 +251,7 @@ def in_bytes(name: str, change: Callable[[bytes], bytes]) -> Attack:
     return attack
 
 
-def in_header(change: Header) -> Callable[[bytes], bytes]:
+def in_header(change: Callable[[Tree], None]) -> Callable[[bytes], bytes]:
     def changed(data: bytes) -> bytes:
         header, numbers = split_header(data)
         change(header)
@@ -422,7 +299,6 @@ def sparse(folder: Path) -> None:
 CASES: dict[str, tuple[Attack, str]] = {
     "a sparse file": (sparse, ""),
     **{n: (lambda f, c=change: forge(f, c), "") for n, change in REFUSED.items()},
-    **{f"bytes: {n}": (in_bytes(MANIFEST, change), MANIFEST) for n, change in BYTES.items()},
     **{f"header: {n}": (in_bytes(TENSORS, in_header(c)), TENSORS) for n, c in HEADERS.items()},
     **{f"file: {n}": (in_bytes(TENSORS, in_parts(c)), TENSORS) for n, c in RAW.items()},
     **{f"{n} as {kind}": (disguised(n, kind), n) for n in READ for kind in DISGUISED},
@@ -475,7 +351,6 @@ def test_a_forged_manifest_equals_a_written_one(saved: Path, model) -> None:
     """Otherwise attacks would be refused for a wrong digest alone."""
     assert sealed(read_tree(saved)) == (saved / MANIFEST).read_bytes()
     ah.load(model, saved).detach()
-    assert len(CASES) >= 170
 
 
 OTHERS = ("adapter.bin", "adapter.pt", "pytorch_model.bin", "adapter_model.bin", "model.pkl",
@@ -498,7 +373,6 @@ def test_other_files_are_never_opened(saved, model, canary, monkeypatch) -> None
     monkeypatch.chdir(saved)  # a module there must not shadow a real one
     assert ah.load(model, saved).active
     assert {TENSORS, MANIFEST} <= set(opened) <= {TENSORS, MANIFEST, CARD}
-    assert len(OTHERS) >= 19
 
 
 def test_a_hard_link_is_accepted_and_the_folder_may_be_a_symbolic_link(saved, tmp_path, model):
@@ -507,14 +381,3 @@ def test_a_hard_link_is_accepted_and_the_folder_may_be_a_symbolic_link(saved, tm
     os.link(tmp_path / "real", saved / TENSORS)
     (tmp_path / "latest").symlink_to(saved)
     assert ah.load(model, tmp_path / "latest").active
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_non_finite_values_are_refused(saved, model, value) -> None:
-    """On a save, tests/files/test_native.py has them."""
-    header, numbers = split_header((saved / TENSORS).read_bytes())
-    begin = header[name := max(set(header) - {"__metadata__"})]["data_offsets"][0]
-    changed = numbers[:begin] + struct.pack("<f", value) + numbers[begin + 4 :]
-    forge_file(saved, TENSORS, join_header(header, changed))
-    with refused(model, f"{name}: 1 of"):
-        ah.load(model, saved)

@@ -99,7 +99,11 @@ def test_any_printable_name_round_trips(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", " a", "a\n", "../a", "a/../b", "/a", "~/a", "C:\\a", "a//b", "\x1b[31m", "x" * 201]
+    "name",
+    [
+        *("", " a", "a\n", "../a", "a/../b", "/a", "~/a", "C:\\a", "a//b", "\\\\evil\\share"),
+        *("\x1b[31m", "a\0b", "\u202egnp.exe", "x" * 201),
+    ],
 )
 def test_an_unsafe_name_is_refused(name: str) -> None:
     assert "name: " in refused(name=name)
@@ -129,7 +133,9 @@ def test_text_that_is_not_a_path_round_trips(value: str) -> None:
     assert from_json(to_json(manifest)) == manifest
 
 
-@pytest.mark.parametrize("name", ["./model", "../model", "models/a/b", "out/", ".", "a/..", ""])
+@pytest.mark.parametrize(
+    "name", ["./model", "models/a/b", "out/", "a/..", "a..b", "", "https://h/x", "--help"]
+)
 def test_a_backbone_id_is_a_name(name: str) -> None:
     assert "backbone.id: " in refused(backbone=replace(MANIFEST.backbone, id=name))
 
@@ -224,6 +230,7 @@ def test_a_changed_value_is_detected() -> None:
     assert "altered" in broken({"name": "rude"})
     assert "CRLF" in _message(to_json(MANIFEST).replace(b"\n", b"\r\n"))
     assert "not canonical" in _message(to_json(MANIFEST).rstrip())
+    assert "not canonical" in _message(to_json(MANIFEST).replace(b'"name"', b'"\\u006eame"'))
 
 
 def _message(data: bytes) -> str:

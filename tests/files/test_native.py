@@ -343,6 +343,7 @@ OTHER_SIZES = {
     "no shape": ({"a": {**ENTRY, "shape": "x" * 999}}, 8, "a: F32 xxx"),
     "another dtype": ({"a": {**ENTRY, "dtype": ["F32"]}}, 8, "a: ['F32'] [2], the manifest"),
     "other bytes": ({"a": {**ENTRY, "data_offsets": [8, 16]}}, 16, "a: its bytes are not those"),
+    "fractions": ({"a": {**ENTRY, "data_offsets": [0.0, 8.0]}}, 8, "a: its bytes are not those"),
     "no offsets": ({"a": {**ENTRY, "data_offsets": {"0": 8}}}, 8, "a: its bytes are not those"),
     "more bytes": ({"a": ENTRY}, 12, "bytes, its header and manifest declare"),
     "another tensor": ({"a": ENTRY, "b": {**ENTRY, "data_offsets": [8, 16]}}, 16, "'b': unexpect"),
