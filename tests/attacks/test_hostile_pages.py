@@ -1,53 +1,54 @@
-"""Texts of strangers in report.html: none becomes markup, a style, an address or a formula.
+"""Texts of strangers in report.html and in a card: none becomes markup, an address or a formula.
 
-Every text of a run folder is replaced by hostile ones. The page must have the same elements and
-attributes as a page with harmless texts, and show the hostile ones as text.
+Every text of a run folder or a manifest is replaced by hostile ones. The page must have the same
+elements and attributes as a page with harmless texts, and show the hostile ones as text. The card
+has, by a Markdown parser, the same blocks and metadata, and only the HTML that adapterhub writes.
 """
 
 from __future__ import annotations
 
+import ast
 import html.parser
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from forge import harmless_text
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.report import study_page
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.errors import printable
-from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.card import InPeft, card, export_card, split_card
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.pages.comparison import runs_page
 from adapterhub.pages.page import RunFiles, page_html, read_run
 from adapterhub.pages.row_scores import KINDS, PredictionFile
+from adapterhub.registry.hub_writer import hub_card
+from adapterhub.registry.version_files import entry_of
 from tests.kit.registries import IDENTITY
 from tests.kit.runs import ROWS, predictions, run_folder
-from tests.kit.selection import long_table
+from tests.kit.selection import ALL, long_table
 from tests.kit.studies import made_records
 
 pytestmark = pytest.mark.usefixtures("charts")
 
-TEXTS = (
-    "<script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "'\"><svg onload=alert(1)>",
-    "</style><style>*{background:url(http://x)}",
-    "</svg></bdi></main><iframe src=//x>",
-    "--></title><meta http-equiv=refresh content=0;url=//x>",
-    "{{ 7 * 7 }}{% include '/etc/passwd' %}",
-    "$\\frac{1}{2$ \\input{x}",
-    "&lt;script&gt; &#60;b&#62;",
-    "\x1b]0;owned\x07\u202egpj.exe\u200b\x00",
-    "]]><!--",
-    "javascript:alert(1)",
-    '#010203 url(#x) href="#y"',
-)
-
-
+MARKUP = (
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "'\"><svg onload=alert(1)>",
+    "</style><style>*{background:url(http://x)}", "</svg></bdi></main><iframe src=//x>",
+    "--></title><meta http-equiv=refresh content=0;url=//x>", "$\\frac{1}{2$ \\input{x}",
+    "{{ 7 * 7 }}{% include 'x' %}", "&lt;script&gt; &#60;b&#62;", "]]><!--",
+    "\x1b]0;owned\x07\u202egpj.exe\u200b\x00", "javascript:alert(1)", '#010203 url(#x) href="#y"',
+)  # fmt: skip
 STUDY = read_study(
     None, (), {"backbone": "x", "data": {"train": "mine.tsv"}}, {"methods": ("head", "lora", "mam")}
 )
@@ -86,7 +87,7 @@ class Elements(html.parser.HTMLParser):
         self.text += data
 
 
-def planted(kind: str, text: str) -> PredictionFile:
+def hostile_predictions(kind: str, text: str) -> PredictionFile:
     """Put a text in every field of predictions that holds one."""
     rows = []
     for row in ROWS[kind]:
@@ -106,7 +107,9 @@ def planted(kind: str, text: str) -> PredictionFile:
 
 def hostile_run(folder: Path, kind: str, text: str) -> RunFiles:
     """Make a run whose texts all are, or contain, a hostile one."""
-    run = read_run(run_folder(folder, planted(kind, text), metric=f"m{text}", rate=f"r{text}"))
+    run = read_run(
+        run_folder(folder, hostile_predictions(kind, text), metric=f"m{text}", rate=f"r{text}")
+    )
     manifest = Manifest(
         name=f"n{text}",
         methods=({f"lora{text}": {f"o{text}": text}},),
@@ -178,8 +181,8 @@ PAGES: dict[str, Callable[[Path, str], str]] = {
 @long_table(
     ("page", "text"),
     [
-        *((page, "".join(TEXTS)) for page in PAGES),
-        *(("no charts", text) for text in (*TEXTS, "\ud800")),
+        *((page, "".join(MARKUP)) for page in PAGES),
+        *(("no charts", text) for text in (*MARKUP, "\ud800")),
     ],
     3,
 )
@@ -216,3 +219,122 @@ def test_a_stranger_s_lines_are_broken_files_and_no_crash(tmp_path) -> None:
         line = json.dumps({"event": "train", "step": 1, "epoch": 1, "loss": 0})
         (folder / "metrics.jsonl").write_text(line.replace('"loss": 0', f'"loss": {value}') + "\n")
         assert page_html(read_run(folder))
+
+
+# Cards
+
+
+HARMLESS = Manifest(
+    name="polite",
+    methods=({"lora": {"rank": 8}},),
+    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert", identity=IDENTITY),
+    task="classification",
+    labels=("no", "yes"),
+    head=TaskHead("classification", "single_label_classification"),
+    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
+    metrics={"accuracy": 0.75},
+    training={"recipe": {"note": "plain"}, "seed": 3, "steps": 9, "data": {"train": 1, "eval": 2}},
+    versions={"torch": "2.6.0"},
+    description="plain",
+    license="mit",
+    language=("en",),
+    tags=("t",),
+)
+MARKS = (
+    *MARKUP, "```\n<script>\n```", "  ```\n# x", "a\n---\nb: c", "---\nlicense: gpl\n---\n",
+    "<!-- /adapterhub -->\n# x", "<!-- adapterhub -->", "a | b | c\n|---|---|", "<https://evil>",
+    "[x](javascript:alert(1))", "![x](https://x/y.png)", "[x]: https://evil\n\n[x]", "# heading",
+    "1. a\n2. b", "- a\n- b", "> quote", "\tcode", "    code", "a\n===", "***", "~~~\nx",
+    "a  \nb", "\\<b>", "\\`a`", "**b** _c_ __d__", "</details>", "<![CDATA[x]]>", "<?php ?>",
+    "`", "``", "````", "%0a", "'''\"\"\"", "'); import os; ('", "\x1b[2J\x85\u2028", "&a *a",
+    "a: b", "!!python/object:x", "@x #y", "\\", "\\|", "https://evil.example/x", "<b", "<!-- x",
+    "www.evil.example", "\n\n\n", " ",
+)  # fmt: skip
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False, "html": True})
+
+
+def shape(text: str) -> list[tuple[str, str, str]]:
+    """Return the blocks and inline elements of a card, without the values of texts and code."""
+    _, body = split_card(text)
+    tokens = [t for block in MARKDOWN.parse(body) for t in (block, *(block.children or ()))]
+    kept = ("html_block", "html_inline")
+    return [
+        (t.type, t.tag, t.content if t.type in kept else str(sorted(t.attrs.items())))
+        for t in tokens if t.type not in ("text", "softbreak", "text_special")
+    ]  # fmt: skip
+
+
+def planted(text: str) -> Manifest:
+    """Put `text` into each field that has a free text."""
+    return replace(
+        HARMLESS,
+        labels=(text, "yes"),
+        description=text[:2000] or "x",
+        training={
+            "recipe": {"note": text, f"k{text}": [text, {text: text}]},
+            "seed": text, "steps": [text],
+            "data": {"train": text, "eval": {"a": text}, "sha256": text},
+        },
+    )  # fmt: skip
+
+
+def same_shape(text: str) -> None:
+    manifest = planted(text)
+    peft = InPeft("classification", (text,))
+    for reference in ("hf:me/polite", "THIS FOLDER"):
+        made = card(manifest, reference=reference, peft=peft)
+        harmless = card(
+            planted("plain"), reference=reference, peft=InPeft("classification", ("p",))
+        )
+        assert shape(made) == shape(harmless), made
+        front = metadata_of(made)
+        assert front == metadata_of(harmless)
+        assert card(manifest, made, reference=reference, peft=peft) == made, "not idempotent"
+        assert printable(made) == made
+        (block,) = [t for t in MARKDOWN.parse(split_card(made)[1]) if t.info == "python"]
+        calls = [n for n in ast.walk(ast.parse(block.content)) if isinstance(n, ast.keyword)]
+        (labels,) = [ast.literal_eval(k.value) for k in calls if k.arg == "labels"]
+        assert labels == [text, "yes"]
+        (code,) = [t for t in MARKDOWN.parse(split_card(made)[1]) if t.info == "yaml"]
+        assert yaml.safe_load(code.content)["note"] == text
+
+
+pieces = st.sampled_from([*MARKS, "\n", " ", "a", "_", "*", "<", ">", "`", "|", "-", "#", "\\"])
+texts = st.one_of(st.lists(pieces, max_size=6).map("".join), st.text(max_size=40))
+
+
+@settings(max_examples=25 if ALL else 10)
+@given(texts)
+@example("a_b*c`d")
+@example("=")
+@example("no")
+@example("12:30")
+def test_no_text_changes_a_block_of_a_card(text) -> None:
+    same_shape(text)
+
+
+@settings(max_examples=25 if ALL else 10)
+@given(st.lists(texts, min_size=1, max_size=3, unique=True), st.sampled_from(MARKS))
+def test_an_exported_card_is_inert(labels, name) -> None:
+    plain = [f"l{i}" for i in range(len(labels))]
+    assert shape(export_card(name, ["lora"], labels)) == shape(export_card("n", ["lora"], plain))
+
+
+def metadata_of(text: str) -> Any:
+    block = REGEX_YAML_BLOCK.search(text)
+    assert block
+    assert yaml.safe_load(block[2]) == split_card(text)[0], "the Hub reads it as adapterhub does"
+    return yaml.safe_load(block[2])
+
+
+@long_table("text", MARKS, ids=ascii)
+def test_a_hostile_text_changes_no_block_of_a_card_nor_its_metadata(text) -> None:
+    same_shape(text)
+    manifest = replace(planted(text), files={"adapter.safetensors": "0" * 64})
+    entry = entry_of(to_json(manifest), reference="hf:me/polite@v1", name="me/polite", version="v1")
+    made = hub_card(card(manifest, reference="hf:me/polite").encode(), entry).decode()
+    front = metadata_of(made)
+    assert front["adapterhub"]["description"] == manifest.description
+    assert front["adapterhub"]["digest"] == entry.digest
+    assert front["license"] == "mit"
+    assert shape(made) == shape(card(planted("plain"), reference="hf:me/polite"))

@@ -13,19 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.files.manifest import (
-    MAX_MANIFEST_BYTES,
-    BackboneRef,
-    HeadRecord,
-    Manifest,
-    NewToken,
-    TaskHead,
-    TensorInfo,
-    from_json,
-    name_in_file,
-    to_json,
-    with_head,
-)
+from adapterhub.files import manifest as manifests
+from adapterhub.files import schema
+from adapterhub.files.manifest import BackboneRef, Manifest, TensorInfo, from_json, to_json
 from adapterhub.files.schema import canonical_json, json_depth
 from tests.kit.registries import IDENTITY
 
@@ -36,13 +26,16 @@ MANIFEST = Manifest(
     tokenizer="cd" * 32,
     task="classification",
     labels=("no", "yes"),
-    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4)), "scale": TensorInfo("F64", ())},
+    tensors={
+        "encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4)),
+        "scale": TensorInfo("F64", ()),
+    },
     files={"adapter.safetensors": "0" * 64},
     training={"seed": 1, "recipe": {"lr": 1e-4}},
     metrics={"accuracy": 0.5},
     versions={"torch": "2.13.0+cpu"},
-    head=TaskHead("classification", None),
-    tokens=(NewToken("<a>", 7), NewToken(" b\n", 8, special=True)),
+    head=manifests.TaskHead("classification", None),
+    tokens=(manifests.NewToken("<a>", 7), manifests.NewToken(" b\n", 8, special=True)),
     chat_template="{% for m in messages %}/think {{ m }}{% endfor %}",
     license="apache-2.0",
     language=("en", "de-AT"),
@@ -163,7 +156,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 ENDLESS: dict[str, Any] = {}
 ENDLESS["a"] = ENDLESS
-TOKEN = NewToken("<a>", 7)
+TOKEN = manifests.NewToken("<a>", 7)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +165,7 @@ TOKEN = NewToken("<a>", 7)
         ({"training": nested(20)}, "levels"),
         ({"training": ENDLESS}, "levels"),
         ({"training": {"a": list(range(30_000))}}, "values"),
-        ({"training": {"a": "x" * MAX_MANIFEST_BYTES}}, "bytes"),
+        ({"training": {"a": "x" * manifests.MAX_MANIFEST_BYTES}}, "bytes"),
         ({"tokens": (TOKEN, replace(TOKEN, id=8))}, "duplicate token"),
         ({"tokens": (TOKEN, replace(TOKEN, content="<b>"))}, "not in increasing order"),
         ({"tokens": (TOKEN, replace(TOKEN, content="<b>", id=6))}, "not in increasing order"),
@@ -258,7 +251,7 @@ def _message(data: bytes) -> str:
         (b'{"\\udfff": null}', "lone surrogate"),
         (b"[" * 200_000, "nested deeper"),
         (b'{"a":' * 200_000, "nested deeper"),
-        (b" " * (MAX_MANIFEST_BYTES + 1), "bytes, more than"),
+        (b" " * (manifests.MAX_MANIFEST_BYTES + 1), "bytes, more than"),
         (b'{"a": "\x1b[2J"}', "not JSON"),
         (b'{"\\u001b[2J": 1}', "'\\x1b[2J': unknown"),
     ],
@@ -289,7 +282,8 @@ def _levels(tree: Any) -> int:
 
 # One head of several.
 
-CLASSES = TaskHead("classification", "single_label_classification", "mean")
+CLASSES = manifests.TaskHead("classification", "single_label_classification", "mean")
+REGRESSION = manifests.TaskHead("regression", "regression")
 ONE = Manifest(
     name="polite",
     methods=({"lora": {}},),
@@ -300,8 +294,8 @@ ONE = Manifest(
 SEVERAL = replace(
     ONE,
     heads={
-        "rte": HeadRecord("classification", ("no", "yes"), CLASSES),
-        "sts-b": HeadRecord("regression", (), TaskHead("regression", "regression")),
+        "rte": manifests.HeadRecord("classification", ("no", "yes"), CLASSES),
+        "sts-b": manifests.HeadRecord("regression", (), REGRESSION),
     },
     tensors={
         **ONE.tensors,
@@ -328,7 +322,7 @@ def test_heads_round_trip_and_other_manifests_keep_their_bytes() -> None:
 
 
 def test_one_head_makes_an_ordinary_manifest() -> None:
-    one = with_head(SEVERAL, "rte")
+    one = manifests.with_head(SEVERAL, "rte")
     assert (one.name, one.task, one.labels) == ("polite-rte", "classification", ("no", "yes"))
     assert (one.head, one.heads, one.metrics) == (CLASSES, {}, {"accuracy": 0.75})
     assert set(one.tensors) == {"encoder.0.attn.q.lora.A", "head.classifier.weight"}
@@ -336,15 +330,18 @@ def test_one_head_makes_an_ordinary_manifest() -> None:
     recipe = {"task": "classification", "data": {"text": "a"}}
     assert one.training == {"seed": 3, "recipe": recipe}
     assert from_json(to_json(one)) == one
-    assert with_head(SEVERAL, "sts-b").head == TaskHead("regression", "regression")
-    assert with_head(ONE, None) == ONE
+    assert manifests.with_head(SEVERAL, "sts-b").head == REGRESSION
+    assert manifests.with_head(ONE, None) == ONE
     for head in SEVERAL.heads:
-        names = {name_in_file(name, head) for name in with_head(SEVERAL, head).tensors}
+        names = {
+            manifests.name_in_file(name, head)
+            for name in manifests.with_head(SEVERAL, head).tensors
+        }
         assert names == {*ONE.tensors, f"heads.{head}.classifier.weight"}
-    assert name_in_file("head.classifier.weight", None) == "head.classifier.weight"
+    assert manifests.name_in_file("head.classifier.weight", None) == "head.classifier.weight"
     for recipe in (None, [], {"tasks": 3}, {"tasks": {"rte": 3}}, {"tasks": {}}):
         manifest = replace(SEVERAL, training={"recipe": recipe})
-        assert with_head(manifest, "rte").training == {"recipe": recipe}
+        assert manifests.with_head(manifest, "rte").training == {"recipe": recipe}
 
 
 @pytest.mark.parametrize(
@@ -354,7 +351,7 @@ def test_one_head_makes_an_ordinary_manifest() -> None:
 )  # fmt: skip
 def test_a_head_that_is_not_there_is_refused(manifest, head, match):
     with pytest.raises(ConfigError, match=match) as error:
-        with_head(manifest, head)
+        manifests.with_head(manifest, head)
     if manifest.heads:
         assert "one of rte, sts-b" in str(error.value)
 
@@ -368,3 +365,50 @@ def test_broken_heads_are_refused(heads: object) -> None:
     tree = {**json.loads(to_json(ONE)), "heads": heads}
     with pytest.raises(FileError, match="not a valid adapter manifest"):
         from_json(canonical_json(tree))
+
+
+# The checks that fields are made of.
+
+CHECK = schema.record(
+    {
+        "name": schema.text("[a-z]+", "a word"),
+        "size": schema.integer(1, 9),
+        "tags": schema.sequence(schema.text("[a-z]+", "a word", null=True), 0, 2),
+        "scores": schema.mapping(schema.text("[a-z]+", "a word"), schema.number),
+        "flag": schema.boolean,
+        "free": schema.free,
+    }
+)
+VALID = {"name": "a", "size": 1, "tags": ["b", None], "scores": {"f": 0.5}, "flag": True,
+         "free": {"a": [1]}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"name": "A"}, "at.name: 'A' is not a word"),
+        ({"name": None}, "at.name: None is not a word"),
+        ({"size": True}, "at.size: True is not a whole number from 1 to 9"),
+        ({"size": 10}, "at.size: 10 is not a whole number from 1 to 9"),
+        ({"tags": ["a"] * 3}, "at.tags: not a list of 0 to 2 items"),
+        ({"tags": ["a", 1]}, "at.tags[1]: 1 is not a word"),
+        ({"scores": {"f": float("nan")}}, "at.scores.f: nan is not a finite number"),
+        ({"scores": {"F": 1}}, "at.scores: 'F' is not a word"),
+        ({"flag": 1}, "at.flag: 1 is not true or false"),
+        ({"free": {"a": "/home/ann"}}, "at.free.a: '/home/ann' contains an absolute path"),
+        ({"later": 1}, "at.later: unknown, it needs a newer adapterhub"),
+    ],
+)
+def test_each_problem_is_named_by_its_path(change: dict[str, object], problem: str) -> None:
+    assert CHECK("", VALID) == CHECK("", VALID | {"later": None}) == []
+    (line,) = CHECK("at", VALID | change)
+    assert line.startswith(problem)
+
+
+def test_every_problem_is_listed_and_many_are_counted() -> None:
+    problems = CHECK("", {"name": 1, "later": 2})
+    assert len(problems) == len(VALID) + 1
+    assert "size: missing" in problems
+    assert schema.shorten(["a", "b"]) == ["a", "b"]
+    lines = schema.shorten([str(i) for i in range(75)])
+    assert lines[-2:] == ["49", "and 25 more"]

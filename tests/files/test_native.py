@@ -20,15 +20,13 @@ from hypothesis import strategies as st
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import atomic as folder_module
+from adapterhub.files import manifest as manifests
+from adapterhub.files import native
 from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, read_card
-from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
-from adapterhub.files.native import (
-    TENSORS_FILE,
-    Saved,
-    is_same_tensor,
-    open_tensors,
-    write_adapter,
-)
+from adapterhub.files.manifest import BackboneRef, FoundationRef, Manifest, TensorInfo, to_json
+from adapterhub.files.native import TENSORS_FILE, Foundation, Saved, write_adapter
+from adapterhub.files.run_folder import backbone_of_adapter, no_adapter
+from tests.kit import registries
 from tests.kit.registries import IDENTITY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
@@ -116,9 +114,13 @@ def test_what_is_no_adapter_is_named(saved: Path, tmp_path: Path) -> None:
     for name in reversed(READ):
         (saved / name).unlink()
         assert f"{name}: missing" in reading(saved)
-    assert "no such folder" in reading(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
-    assert "not a folder" in reading(tmp_path / "file")
+    for said in (reading, no_adapter):
+        assert "no such folder" in str(said(tmp_path / "nothing"))
+        assert "not a folder" in str(said(tmp_path / "file"))
+    for number in range(9):
+        (tmp_path / f"d{number}").mkdir()
+    assert "in it: d0/, d1/, d2/, d3/, d4/, d5/, d6/, d7/ and 3 more" in str(no_adapter(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "a peft checkpoint" in reading(tmp_path)
 
@@ -169,7 +171,7 @@ def test_one_error_lists_everything_that_cannot_be_saved(tmp_path: Path) -> None
             "sparse": torch.ones(2).to_sparse(),
             "meta": torch.ones(2, device="meta"),
         },
-        manifest=replace(MANIFEST, head=TaskHead()),
+        manifest=replace(MANIFEST, head=manifests.TaskHead()),
     )
     for part in ("'a..b'", "'../evil'", "'spa ce'", "empty: ", "nan: 1 of 2", "half: 1 of 1"):
         assert part in message
@@ -286,9 +288,22 @@ def test_a_card_has_unix_line_ends_and_is_read_if_it_is_a_regular_file(tmp_path:
 
 def test_equal_values_of_another_dtype_or_sign_of_zero_are_not_the_same():
     zero = torch.zeros(2)
-    assert is_same_tensor(zero, zero.clone())
-    assert not is_same_tensor(zero, -zero)
-    assert not is_same_tensor(zero, zero.double())
+    assert native.is_same_tensor(zero, zero.clone())
+    assert not native.is_same_tensor(zero, -zero)
+    assert not native.is_same_tensor(zero, zero.double())
+
+
+def test_the_backbone_is_the_choice_then_that_of_the_run_then_that_of_the_manifest(tmp_path):
+    backbone = replace(MANIFEST.backbone, revision="a" * 40)
+    adapter = tmp_path / "run" / "adapter", replace(MANIFEST, backbone=backbone)
+    adapter[0].mkdir(parents=True)
+    recorded = ("acme/bert-tiny", "a" * 40)
+    assert backbone_of_adapter(*adapter) == recorded
+    recipe = tmp_path / "run" / "recipe.yaml"
+    for place, found in ((tmp_path, (str(tmp_path), None)), ("not/here", recorded)):
+        recipe.write_text(f"backbone: {place}\n", encoding="utf-8")
+        assert backbone_of_adapter(*adapter) == found
+    assert backbone_of_adapter(*adapter, "acme/bert") == ("acme/bert", None)
 
 
 # A file of tensors: the checks without torch are those that torch makes of the same bytes.
@@ -304,7 +319,7 @@ def problems_of(folder, dtype, count, data):
     )
     (folder / TENSORS_FILE).write_bytes(data)
     try:
-        with open_tensors(folder, manifest) as file:
+        with native.open_tensors(folder, manifest) as file:
             file.check()
             assert b"".join(file.pieces()) == data
             assert len(b"".join(file.values("a", 8))) == manifest.nbytes
@@ -363,3 +378,81 @@ def test_sizes_are_compared_before_a_value_is_read(name, tmp_path):
 def test_all_differences_are_listed(tmp_path):
     problems = problems_of(tmp_path, "F32", 2, file_of({"b": ENTRY}))
     assert problems == ["a: missing", "'b': unexpected"]
+
+
+# The copies of the adapters that a saved one was trained on.
+
+
+@pytest.fixture
+def foundation(tmp_path: Path) -> Foundation:
+    folder = registries.write_sample(tmp_path / "lang", 1, card="the card")
+    saved = Saved.at(folder)
+    return Foundation(FoundationRef("lang", saved.digest, "v1", "lang@v1"), saved)
+
+
+def test_copies_are_adapters_with_copies(foundation: Foundation, tmp_path: Path) -> None:
+    top = registries.write_sample(tmp_path / "top", 2)
+    saved = replace(Saved.at(top), on=(foundation,))
+    upper = Foundation(FoundationRef("upper", saved.digest), saved)
+    (tmp_path / "target").mkdir()
+    native.write_copies(tmp_path / "target", [upper, upper])
+    copy = native.copy_of(tmp_path / "target", upper.ref)
+    assert Saved.at(copy).read()[0] == Saved.at(top).manifest
+    below = native.copy_of(copy, foundation.ref)
+    assert Saved.at(below).digest == foundation.ref.digest
+    assert (below / "README.md").read_text() == "the card\n"
+    file = foundation.saved.folder / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-2] + b"x\n")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FileError, match="is not what 'lang' was"):
+        native.write_copies(tmp_path / "other", [foundation])
+
+
+def test_the_manifest_names_them_and_older_files_keep_their_bytes(foundation: Foundation) -> None:
+    manifest = foundation.saved.manifest
+    assert b'"on"' not in to_json(manifest)
+    stacked = replace(manifest, on=(foundation.ref,))
+    assert manifests.from_json(to_json(stacked)).on == (foundation.ref,)
+    saved = replace(foundation.saved, manifest=stacked, on=(foundation,))
+    native.check_foundations(saved)
+    for on in ((), (foundation, foundation)):
+        with pytest.raises(FileError, match="which are not here"):
+            native.check_foundations(replace(saved, on=on))
+    for wrong in ({"digest": "ab"}, {"reference": "/home/me/lang"}, {"reference": "../x"},
+                  {"name": "a/../b"}):  # fmt: skip
+        with pytest.raises(OutputError, match="cannot be written"):
+            to_json(replace(manifest, on=(replace(foundation.ref, **wrong),)))
+
+
+def test_a_chain_is_named_from_above_and_listed_from_below(foundation: Foundation) -> None:
+    saved = replace(foundation.saved, on=(foundation,))
+    upper = Foundation(FoundationRef("upper", "b" * 64), saved)
+    assert list(native.all_below([upper])) == [foundation, upper]
+    digest = foundation.ref.digest[:12]
+    assert native.chain_text([upper]) == (
+        f"upper (sha256 {'b' * 12}), which is on lang@v1 (sha256 {digest})"
+    )
+
+
+def test_missing_and_altered_copies_are_listed(foundation: Foundation, tmp_path: Path) -> None:
+    folder = tmp_path / "task"
+    manifest = replace(foundation.saved.manifest, on=(foundation.ref,))
+    saved = replace(foundation.saved, folder=folder, manifest=manifest)
+    (problem,) = native.copy_problems(saved)
+    assert problem.startswith("lang@v1: ")
+    folder.mkdir()
+    native.write_copies(folder, [foundation])
+    assert native.copy_problems(saved) == []
+    file = native.copy_of(folder, foundation.ref) / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    (problem,) = native.copy_problems(saved)
+    assert "damaged" in problem
+
+
+def test_only_a_folder_of_copies_is_replaced(foundation: Foundation, tmp_path: Path) -> None:
+    folder = registries.write_sample(tmp_path / "task", 3)
+    assert "on" not in native.replaceable(folder)
+    native.write_copies(folder, [foundation])
+    assert "on" in native.replaceable(folder)
+    (folder / "on" / "thesis.txt").write_text("the only copy")
+    assert "on" not in native.replaceable(folder)
