@@ -43,30 +43,6 @@ def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished):
     assert not list(finished.work.iterdir()), "checkpoints are left"
 
 
-def test_a_killed_study_continues_and_repeats_no_cell(finished, tmp_path):
-    methods = ("head", "lora(sites=[nowhere])")
-    study = replace(finished.study, bench=replace(finished.study.bench, methods=methods))
-    whole = [facts(each) for each in finished.state.records if each.cell.method in methods]
-    plan, folder, engine = planned(study, tmp_path / "again")
-
-    class Killed(Exception):
-        pass
-
-    def kill(record: CellRecord, left: int) -> None:
-        if len(list(folder.all())) == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run_study(plan, folder, engine, kill)
-    before = {record.key for record in folder.all()}
-    new: list[str] = []
-    plan, folder, engine = planned(study, tmp_path / "again")
-    state = run_study(plan, folder, engine, lambda record, left: new.append(record.key))
-    assert [facts(record) for record in state.records] == whole
-    assert not before & set(new)
-    assert len(before) + len(new) == len(whole)
-
-
 def test_records_of_another_machine_are_taken_as_they_are(finished, tmp_path):
     folder = finished.folder
     other, merged, _ = planned(finished.study, tmp_path / "other")
@@ -153,6 +129,11 @@ def test_a_cell_is_claimed_once_until_it_is_given_back(tmp_path):
         first.release(KEY)
         assert second.take(KEY)
     assert not list((tmp_path / "claims").iterdir())
+    (tmp_path / f"{KEY}.1").touch()
+    with Claims(tmp_path) as claims:
+        assert not claims.take(KEY), "it is being written"
+    with Claims(tmp_path / f"{KEY}.1") as claims, pytest.raises(OutputError, match="be written"):
+        claims.take(KEY)
 
 
 def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path):
@@ -179,18 +160,6 @@ def test_a_silent_claim_of_another_machine_expires_and_a_living_one_does_not(tmp
         assert living.take(KEY)
         time.sleep(0.8)
         assert not other.take(KEY)
-
-
-def test_a_claim_that_is_being_written_is_not_taken(tmp_path):
-    (tmp_path / f"{KEY}.1").touch()
-    with Claims(tmp_path) as claims:
-        assert not claims.take(KEY)
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with Claims(tmp_path / "file") as claims, pytest.raises(OutputError, match="cannot be written"):
-        claims.take(KEY)
 
 
 def facts_of(finished: Any, *methods: str) -> list[Any]:

@@ -66,16 +66,6 @@ def test_seeds_that_are_right_on_all_rows_alike_are_compared_by_a_t_test_over_se
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
-def test_what_is_hard_for_both_methods_cancels():
-    random = np.random.default_rng(0)
-    hard = random.random(400) < 0.6
-    right = [hard ^ (random.random((3, 400)) < 0.02) for _ in range(2)]
-    paired = runs_of(right[0], method="a"), runs_of(right[1], method="b")
-    shuffled = runs_of(right[1][:, random.permutation(400)], method="b")
-    (near,), (far,) = (compare_with(paired[0], [b]) for b in (paired[1], shuffled))
-    assert near.high - near.low < 0.4 * (far.high - far.low)
-
-
 def test_a_planted_difference_has_its_verdict():
     study = small_study(levels=(0.7, 0.95, 0.4, 0.7), rows=400)
     found = compare_with(study[0], study[1:])
@@ -99,25 +89,20 @@ def test_the_smallest_difference_is_that_of_holms_first_step():
     assert compare_with(study[0], [alone])[0].smallest is None
 
 
-def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
-    study = small_study()
-    some = replace(study[1], failed=1)
-    none = RepeatedRuns("none", ACCURACY, (), failed=3)
-    found = compare_with(study[0], [some, none])
-    assert (found[1].verdict, found[1].value) == ("unknown", None)
-    assert found[0].comparisons == 1
-    two = replace(study[1], columns=study[1].columns[:2], failed=1)
-    assert compare_with(study[0], [two])[0].verdict == "unknown"
-    assert [f.verdict for f in compare_with(none, study)] == ["unknown"] * 3
-
-
-def test_one_seed_and_few_rows_have_no_verdict():
+def test_one_seed_few_rows_and_failed_seeds_have_no_verdict():
     study = small_study(levels=(0.7, 0.99, 0.7), rows=300)
     alone = replace(study[1], columns=study[1].columns[:1])
     found = compare_with(study[0], [alone, study[2]])
     assert (found[0].verdict, found[0].covers_seeds) == ("unknown", False)
     assert 0 < found[0].low < found[0].value < found[0].high
     assert found[1].comparisons == 1
+    none = RepeatedRuns("none", ACCURACY, (), failed=3)
+    found = compare_with(study[0], [replace(study[1], failed=1), none])
+    assert (found[1].verdict, found[1].value) == ("unknown", None)
+    assert found[0].comparisons == 1
+    two = replace(study[1], columns=study[1].columns[:2], failed=1)
+    assert compare_with(study[0], [two])[0].verdict == "unknown"
+    assert [each.verdict for each in compare_with(none, study)] == ["unknown"] * 3
     for rows in (1, 19):
         few = runs_of(np.zeros((3, rows))), runs_of(np.ones((3, rows)), method="n")
         (pair,) = compare_with(few[0], few[1:])
@@ -164,18 +149,7 @@ def test_an_interval_excludes_zero_exactly_where_the_test_finds_a_difference(kin
         assert (low <= 0 <= high) == (pair.verdict == "tied")
         assert low <= pair.low <= pair.value <= pair.high <= high
         assert pair.mirrored.corrected_interval == pytest.approx((-high, -low))
-
-
-@settings(max_examples=25)
-@given(st.sampled_from(sorted(PREDICTIONS)), st.integers(0, 2**20))
-def test_swapping_baseline_and_method_mirrors_the_difference(kind, number):
-    study = small_study(kind, number)
-    first = compare_with(study[0], study[1:])[0]
-    second = compare_with(study[1], [study[0], study[2]])[0]
-    assert second.mirrored.value == pytest.approx(first.value)
-    assert (second.low, second.high) == pytest.approx((-first.high, -first.low))
-    assert second.p == pytest.approx(first.p)
-    assert first.mirrored.mirrored == first
+        assert pair.mirrored.mirrored == pair
 
 
 @settings(max_examples=25)
@@ -194,7 +168,8 @@ def test_the_order_of_rows_seeds_and_methods_changes_nothing(kind, number):
 
 
 UNEQUAL_SPREADS = (0.5, 0.2, 3.0, 0.2, 1.0, 0.5, 1.0, 3.0)
-UNSTEADY = (0.5,) * 17 + (10.0,) * 3
+
+
 FEW = {
     "accuracy": equal("accuracy", 0.85),
     "f1, unequal spreads": equal("f1", 0.8, rows=300, sd=UNEQUAL_SPREADS),
@@ -228,14 +203,6 @@ def false_alarms(truth, repetitions):
 def test_equal_methods_are_called_tied(name):
     """As one of twenty is a false alarm, 18 of 200 are more than chance (p = 0.01)."""
     assert false_alarms(SIZES[name], 200) <= (10 if name in FEW else 18)
-
-
-def test_an_unsteady_method_does_not_blur_the_others():
-    truth = equal("accuracy", 0.85, methods=20, rows=800, sd=UNSTEADY)
-    levels = (truth.levels[0], 0.90, *truth.levels[2:])
-    found = verdicts(replace(truth, levels=levels), 60)
-    assert np.mean([each[0] == "better" for each in found]) >= 0.6
-    assert np.mean([{*each[1:16]} == {"tied"} for each in found]) >= 0.9
 
 
 @pytest.mark.parametrize(

@@ -55,16 +55,13 @@ def planted(
     return suggesting.suggest(None, encoded, candidates)  # type: ignore[arg-type]
 
 
-def test_a_planted_helper_is_found_among_noise(monkeypatch):
+def test_a_planted_helper_is_found_among_noise_and_noise_is_not_preferred(monkeypatch):
     found = planted(monkeypatch, 0, helper=1.5)
     assert found.best == "helper"
     assert found.estimates[0].method == "helper"
     assert found.comparisons["helper"].verdict == "better"
     assert len(found.estimates) == NOISE + 1
     assert found.smallest is not None
-
-
-def test_planted_noise_is_not_preferred(monkeypatch):
     for seed in cases_of(range(4)):
         assert planted(monkeypatch, seed, helper=None).best is None, seed
 
