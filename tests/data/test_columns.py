@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 from pathlib import Path
 
@@ -59,26 +58,19 @@ def chosen(source, wants="classes", **options):
 # header, kinds of cells, what is wanted: text, pair, label (or None for a doubt)
 LAYOUTS = [
     ("text,label", "tc", "classes", "text", None, "label"),
-    ("label,text", "ct", "classes", "text", None, "label"),
-    ("review,sentiment", "tc", "classes", "review", None, "sentiment"),
     ("Review Text,Rating", "tb", "classes", "Review Text", None, "Rating"),
     ("v1,v2,,", "ctee", "classes", "v2", None, "v1"),
     (",text,target", "itb", "classes", "text", None, "target"),
     ("id,comment,toxic", "itb", "classes", "comment", None, "toxic"),
-    ("sentence1,sentence2,label", "ttc", "classes", "sentence1", "sentence2", "label"),
-    ("premise,hypothesis,gold_label", "ttc", "classes", "premise", "hypothesis", "gold_label"),
-    ("index,question,sentence,label", "ittc", "classes", "question", "sentence", "label"),
     ("Quality,#1 ID,#2 ID,#1 String,#2 String", "biitt", "classes", "#1 String", "#2 String",
      "Quality"),
     ("Class Index,Title,Description", "btt", "classes", "{Title}. {Description}", None,
      "Class Index"),
     ("title,text,rating", "ttb", "classes", "text", None, "rating"),
     ("text,label,label_text", "tbc", "classes", "text", None, "label"),
-    ("texto,etiqueta", "tc", "classes", "texto", None, "etiqueta"),
     ("tweet_id,airline_sentiment,airline,text,tweet_created", "icutd", "classes", "text", None,
      "airline_sentiment"),
     (None, "tc", "classes", "0", None, "1"),
-    (None, "bt", "classes", "1", None, "0"),
     ("sentence1,sentence2,score", "ttf", "numbers", "sentence1", "sentence2", "score"),
     ("id,year,text,price", "iitf", "numbers", "text", None, "price"),
     ("id,article,highlights", "htt", "targets", "article", None, "highlights"),
@@ -155,17 +147,12 @@ def test_a_guess_is_never_an_id_or_a_text_as_a_label(tmp_path_factory, kinds, na
         assert kind_of[options.text] == "t"
 
 
-def test_what_was_read_and_guessed_is_told(tmp_path):
-    source = write(tmp_path / "reviews.csv", ("review text", "stars"), "tb")
+def test_columns_that_are_given_are_taken_and_the_rest_is_guessed_and_told(tmp_path):
+    source = write(tmp_path / "a.csv", ("review text", "stars"), "tb")
     assert chosen(source).notes == (
-        "reviews.csv: comma-separated, 60 rows; columns: review text, stars",
+        "a.csv: comma-separated, 60 rows; columns: review text, stars",
         "guessed: --text 'review text' --label stars",
     )
-    source = write(tmp_path / "a.csv", ("text", "label"), "tb")
-    assert chosen(source).notes == ("a.csv: comma-separated, 60 rows; columns: text, label",)
-
-
-def test_columns_that_are_given_are_taken_and_the_rest_is_guessed(tmp_path):
     source = write(tmp_path / "a.csv", ("sentence1", "sentence2", "label"), "ttc")
     choice = chosen(source, text="sentence2")
     assert (choice.options.text, choice.options.pair) == ("sentence2", None)
@@ -211,43 +198,6 @@ def test_recorded_columns_are_found_in_later_data(
     assert (options.text, options.pair, options.label if labelled else None) == expected
     if kinds == "t":
         assert "guessed: --text 0" in choice.notes
-
-
-CHOICES = {
-    "question,A,B,C,D,answer": ("A", "B", "C", "D"),
-    "id,ctx,ending0,ending1,label": ("ending0", "ending1"),
-    "context,choice_1,choice_2,choice_3,label": ("choice_1", "choice_2", "choice_3"),
-}
-
-
-OTHERS = {
-    "tags": ({"tokens": ["a", "b"], "ner_tags": ["O", "B-x"], "id": 1}, "tokens", "ner_tags"),
-    "answers": (
-        {"id": "x", "context": "a b", "question": "which?",
-         "answers": {"text": ["a"], "answer_start": [0]}},
-        "question", "answers",
-    ),
-    "choices": ({"question": "q?", "options": ["a", "b"], "answer": "A"}, "question", "answer"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("wants", OTHERS)
-def test_columns_of_other_tasks_are_guessed(tmp_path, wants):
-    row, text_column, label_column = OTHERS[wants]
-    file = tmp_path / "a.jsonl"
-    file.write_text(f"{json.dumps(row)}\n" * 30)
-    options = chosen(str(file), wants).options
-    assert (options.text, options.label) == (text_column, label_column)
-    if wants == "choices":
-        assert options.choices == "options"
-
-
-@pytest.mark.parametrize("header", CHOICES)
-def test_choices_in_several_columns_are_guessed(tmp_path, header):
-    names = tuple(header.split(","))
-    kinds = "".join("i" if n == "id" else "l" if n in ("answer", "label") else "t" for n in names)
-    options = chosen(write(tmp_path / "a.csv", names, kinds), "choices").options
-    assert options.choices == CHOICES[header]
 
 
 def test_the_table_is_read_once(tmp_path, monkeypatch):
@@ -316,16 +266,11 @@ def test_a_label_of_few_rows_may_be_anything_short():
 # Usual names of columns.
 
 
-def test_names_are_compared_without_case_and_punctuation():
-    for name, plain in (("Review Text", "reviewtext"), ("#1 String", "1string"), ("_id_", "id")):
-        assert plain_name(name) == plain
-    assert all(name == plain_name(name) for name in KNOWN | NEVER)
-
-
 def test_columns_that_number_or_date_rows_are_known():
     known = ("id", "ID", "user_id", "tweetId", "docID", "#1 ID", "index", "", "Unnamed: 0", "date")
     assert all(map(numbers_rows, known))
     assert not any(map(numbers_rows, ("text", "label", "said", "paid", "kid", "valid", "Idea")))
+    assert all(name == plain_name(name) for name in KNOWN | NEVER)
 
 
 # Formats of instructions and chats are recognized by their columns.
@@ -358,30 +303,23 @@ def write_rows(folder, row):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_recognized_and_told(tmp_path, name):
-    row, text, label = FORMATS[name]
-    source = write_rows(tmp_path, row)
-    found = chat_formats.recognize_format(read_table(source, DataOptions(), "train"))
-    assert (found.name, found.text, found.label) == (name, text, label)
-    assert chat_formats.is_chat(source, DataOptions(), "train") is (label is None)
-    choice = chat_formats.instruction_columns(source, DataOptions(), "train")
-    if label is None:
-        assert choice is None
-        choice = chat_formats.chat_column(source, DataOptions(), "train")
-    assert (choice.options.text, choice.options.label) == (text, label or "label")
-    assert f"read as {name}" in choice.notes[-1]
-    assert "\n" not in choice.notes[-1]
-
-
-@pytest.mark.parametrize("name", FORMATS)
 def test_columns_that_are_left_out_are_told(tmp_path, name):
-    row = FORMATS[name][0] | {"system": "Be brief.", "history": [["a", "b"]]}
-    source = write_rows(tmp_path, row)
+    row, text, label = FORMATS[name]
+    source = write_rows(tmp_path, row | {"system": "Be brief.", "history": [["a", "b"]]})
+    assert chat_formats.is_chat(source, DataOptions(), "train") is (label is None)
     found = chat_formats.instruction_columns(source, DataOptions(), "train")
+    assert (found is None) == (label is None)
     choice = found or chat_formats.chat_column(source, DataOptions(), "train")
-    unread = "history" if FORMATS[name][2] is None else "system, history"
-    assert f"not read: {unread};" in choice.notes[-1]
-    assert ("template, system" in " ".join(choice.notes)) == (FORMATS[name][2] is None)
+    assert (choice.options.text, choice.options.label) == (text, label or "label")
+    assert f"not read: {'history' if label is None else 'system, history'};" in choice.notes[-1]
+    notes = " ".join(choice.notes)
+    assert f"read as {name}" in notes
+    assert ("template, system" in notes) == (label is None)
+    others = {"Alpaca": "input", "ShareGPT": "id"}
+    if name in others:  # a named column turns recognition off
+        named = DataOptions(text=others[name])
+        assert chat_formats.instruction_columns(source, named, "train") is None
+        assert not chat_formats.is_chat(source, named, "train")
 
 
 @pytest.mark.parametrize("row", NONE, ids=str)
@@ -392,19 +330,9 @@ def test_other_data_is_no_format(tmp_path, row):
     assert not chat_formats.is_chat(source, DataOptions(), "train")
 
 
-def test_a_named_column_turns_recognition_off(tmp_path):
-    source = write_rows(tmp_path, FORMATS["Alpaca"][0])
-    assert chat_formats.instruction_columns(source, DataOptions(text="input"), "train") is None
-    source = write_rows(tmp_path, FORMATS["ShareGPT"][0])
-    assert not chat_formats.is_chat(source, DataOptions(text="id"), "train")
-
-
 def test_messages_have_the_roles_of_templates():
-    assert (
-        chat_formats.messages_of(SHARED)
-        == chat_formats.messages_of(TURNS)
-        == (("user", "hi"), ("assistant", "hello"))
-    )
+    said = (("user", "hi"), ("assistant", "hello"))
+    assert chat_formats.messages_of(SHARED) == chat_formats.messages_of(TURNS) == said
     assert chat_formats.messages_of([{"role": "tool", "content": "x"}]) == (("tool", "x"),)
     for other in (None, "hi", [], [{"role": 1, "content": "x"}], [3], {"role": "user"}):
         assert chat_formats.messages_of(other) is None

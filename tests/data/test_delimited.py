@@ -41,18 +41,6 @@ def test_a_dialect_is_detected_unless_it_is_given(text, kind, options, expected)
     assert table.lines[0] == {"sep=|": 3}.get(text.partition("\n")[0], 2 - ("header" in options))
 
 
-def test_what_was_detected_is_told_with_what_to_type():
-    """Decimal commas do not separate."""
-    table = read("text;score\ngood, clean;1,5\nbad;0,5\n")
-    assert table.form == "semicolon-separated"
-    assert table.decimal_comma
-    assert "no header" in read("text,label\nx,y\n", header=False).form
-    (note,) = read("abc,def\nghi,jkl\n").notes
-    assert note == (
-        "the first line was taken to name the columns; data.header=false if that is wrong"
-    )
-
-
 def test_a_first_line_in_doubt_is_data_if_it_lacks_the_recorded_columns():
     options = DataOptions(text="review")
     for text in ("a good film\n", "a good film\nanother one\n", "abc,def\nghi,jkl\n"):
@@ -154,16 +142,8 @@ def test_any_text_has_some_dialect(text, usual):
         delimited.find_header(rows)
 
 
-@given(st.lists(st.lists(st.text('ab \t;"\n'), min_size=2, max_size=2), min_size=1))
-def test_fields_that_a_writer_quotes_are_seen_as_quoted(rows):
-    buffer = io.StringIO(newline="")
-    csv.writer(buffer, delimiter=";", quoting=csv.QUOTE_ALL).writerows(rows)
-    assert delimited.looks_quoted(buffer.getvalue(), ";")
-
-
 def test_only_a_beginning_is_read():
-    text = "text;label\n" + "a good film;1\n" * 100_000
-    rows = delimited.prefix_rows(text, ";", True)
+    rows = delimited.prefix_rows("text;label\n" + "a good film;1\n" * 100_000, ";", True)
     assert len(rows) <= 200
     assert rows[-1] == ["a good film", "1"]
 
@@ -244,24 +224,21 @@ TEXTS = {
     "utf-16-le": ["na\u00efve"],
     "utf-16-be": ["na\u00efve"],
 }  # fmt: skip
-CASES = [(name, text) for name, each in TEXTS.items() for text in each]
 
 
-@pytest.mark.parametrize(("encoding", "text"), CASES)
+@pytest.mark.parametrize(
+    ("encoding", "text"), [(name, text) for name, each in TEXTS.items() for text in each]
+)
 def test_a_file_in_another_encoding_is_read_and_the_guess_is_shown(encoding, text):
     document = f"text,label\n{text},1\nplain,0\n"
+    decoded = decode_file(f"\ufeff{document}".encode(), "x")
+    assert (decoded.text, decoded.encoding, decoded.sample) == (document, "UTF-8", "")
     decoded = decode_file(document.encode(encoding), "x")
     assert decoded.text == document
     if not encoding.startswith("utf"):
         assert decoded.encoding != "UTF-8"
         assert decoded.sample in text
         assert not decoded.sample.isascii()
-
-
-def test_utf8_is_never_taken_for_another_encoding():
-    for _, text in CASES:
-        decoded = decode_file(f"\ufeff{text}\n".encode(), "x")
-        assert (decoded.text, decoded.encoding, decoded.sample) == (f"{text}\n", "UTF-8", "")
 
 
 def test_some_damaged_lines_among_utf8_are_refused_not_guessed():

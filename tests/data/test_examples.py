@@ -43,6 +43,9 @@ def test_regression_labels_are_floats(tmp_path):
     source = write(tmp_path / "a.tsv", "text\tlabel\na\t5.000\nb\t-1e-1\n")
     examples = read_examples(source, DataOptions(), labelled=True, regression=True)
     assert [e.label for e in examples] == [5.0, -0.1]
+    source = write(tmp_path / "b.csv", "text;label\ngood, clean;1,5\nbad;0,5\n")
+    examples = read_examples(source, DataOptions(), labelled=True, regression=True)
+    assert [e.label for e in examples] == [1.5, 0.5], "decimal commas"
     source = write(tmp_path / "a.csv", "text,label\na,1.5\nb,high\nc,nan\nd,1e999\n")
     with pytest.raises(DataError) as caught:
         read_examples(source, DataOptions(), labelled=True, regression=True)
@@ -106,18 +109,6 @@ def test_an_empty_text_with_a_label_is_refused(tmp_path, name):
         assert offenders(source, pair="pair") == [f"{FORMATS[name]}: {column!r} is empty"]
         examples = read_examples(source, DataOptions(pair="pair"), labelled=False)
         assert examples[1] == Example(**{"text": "a", "pair": "b", column: value})
-
-
-def test_rows_are_built_from_their_columns(tmp_path):
-    def build(first, second):
-        reading.refuse("", "is negative" * (int(first) < 0))
-        return int(first) + int(second)
-
-    source = write(tmp_path / "a.csv", "x,y,z\n1,2,3\n4,5,6\n")
-    assert reading.read_rows(source, DataOptions(), "train", ["z", "x"], build) == [4, 10]
-    source = write(tmp_path / "b.csv", "x,y\n1,2\n-4,5\n")
-    with pytest.raises(DataError, match="invalid rows\n  - line 3: is negative"):
-        reading.read_rows(source, DataOptions(), "train", ["x", "y"], build)
 
 
 @given(st.lists(names, unique=True, min_size=1), st.integers(1, 50), st.integers(0, 2**32))
@@ -317,31 +308,13 @@ def test_there_are_at_most_five_short_lines_without_control_characters():
 NAMES = {"0": "negative", "1": "positive"}
 
 
-def test_options_of_the_data():
-    options = DataOptions(train_target="a.de", eval_target="b.de")
-    assert (options.target("train"), options.target("eval")) == ("a.de", "b.de")
-    for choices, expected in (("options", "options"), (["a", "b"], ("a", "b"))):
-        assert from_dict(DataOptions, {"choices": choices}).choices == expected
-    with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
-        from_dict(DataOptions, {"format": "json"})
-
-
-FORMS = (
-    "0=negative,1=positive",
-    " 0 = negative , 1=positive ",
-    NAMES,
-    {0: "negative", 1: "positive"},
-)
-
-
-@pytest.mark.parametrize("spec", FORMS)
-def test_every_form_gives_the_same_names(spec):
-    assert parse_labels(spec) == NAMES
-    assert DataOptions(labels=spec) == DataOptions(labels=NAMES)
-    assert from_dict(DataOptions, {"labels": spec}).label_names == NAMES
-
-
-def test_a_list_fixes_the_order_and_nothing_names_nothing():
+def test_every_form_gives_the_same_names():
+    """A list fixes the order, and nothing names nothing."""
+    for spec in ("0=negative,1=positive", " 0 = negative , 1=positive ", NAMES,
+                 {0: "negative", 1: "positive"}):  # fmt: skip
+        assert parse_labels(spec) == NAMES
+        assert DataOptions(labels=spec) == DataOptions(labels=NAMES)
+        assert from_dict(DataOptions, {"labels": spec}).label_names == NAMES
     assert list(parse_labels("pos,neg")) == ["pos", "neg"]
     assert parse_labels(["pos", "neg"]) == {"pos": "pos", "neg": "neg"}
     for spec in (None, "", {}, [], ()):

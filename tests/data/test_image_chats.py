@@ -117,25 +117,18 @@ def test_parquet_has_bytes_and_missing_keys(pictures):
     assert chat.pictures[0].decoded(open_picture).getpixel((0, 0)) == (200, 0, 0)
 
 
-def test_options_name_the_columns(pictures):
+def test_options_name_the_columns_and_other_tables_are_no_chats(pictures):
     row = {"talk": ROWS["OpenAI"]["messages"], "shots": ["0.png", "1.png"], "messages": "no"}
-    file = write_json_lines(pictures / "rows.jsonl", [row])
-    assert chat_choice(str(file), DataOptions(), "train") is None
-    (chat,) = read(file, text="talk", pair="shots")
-    assert chat.turns == TWO
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
+    for other in (
         {"image": "0.png", "question": "what?", "answer": "red"},
         {"messages": "a text", "images": ["0.png"]},
         {"messages": [1, 2], "images": ["0.png"]},
-    ],
-)
-def test_other_tables_are_no_chats(row, pictures):
-    file = write_json_lines(pictures / "rows.jsonl", [row])
-    assert chat_choice(str(file), DataOptions(), "train") is None
+        row,
+    ):
+        file = write_json_lines(pictures / "rows.jsonl", [other])
+        assert chat_choice(str(file), DataOptions(), "train") is None
+    (chat,) = read(file, text="talk", pair="shots")
+    assert chat.turns == TWO
 
 
 FINE = ROWS["OpenAI"]["messages"]
@@ -180,13 +173,17 @@ def test_an_invalid_row_is_told(problem, pictures):
         assert len(read(file, skip_empty=True)) == 1
 
 
-def test_pictures_places_and_answers_are_content(pictures):
+def test_pictures_places_questions_and_answers_are_content(pictures):
     file = write_json_lines(pictures / "rows.jsonl", [ROWS["OpenAI"], ROWS["own pictures"]])
     one, same = read(file)
-    other = PictureChat(one.sha256[::-1], one.turns, one.label)
-    assert one == same
-    assert data_hash([one]) == data_hash([same])
-    assert len({data_hash([c]) for c in (one, other, one.with_label("x"))}) == 3
+    chats = [one, same, PictureChat(one.sha256[::-1], one.turns, one.label), one.with_label("x")]
+    red, other = (str(pictures / name) for name in ("0.png", "1.png"))
+    what = ask(red, "what?", open_picture)
+    asked = [what, ask(red, "what?", open_picture), ask(red, "who?", open_picture),
+             what.with_label("red"), ask(other, "what?", open_picture)]  # fmt: skip
+    for examples in (chats, asked):
+        assert examples[0] == examples[1] not in examples[2:]
+        assert len({data_hash([example]) for example in examples}) == len(examples) - 1
 
 
 # Tables of pictures with questions and answers: columns by name, and rows that are refused.
@@ -202,7 +199,7 @@ def read_questions(file, labelled=True, **options):
     )
 
 
-def asked(examples):
+def triples(examples):
     return [(e.name, e.question, e.label) for e in examples]
 
 
@@ -211,9 +208,12 @@ def test_columns_are_found_by_their_names(header, pictures):
     rows = [("0.png", "what?", "red"), ("1.png", "what?", "x")]
     file = write_tsv(pictures / "vqa.tsv", rows, header)
     question = HEADERS[header]
-    assert asked(read_questions(file)) == [("0.png", question, "red"), ("1.png", question, "x")]
+    assert triples(read_questions(file)) == [
+        ("0.png", question, "red"),
+        ("1.png", question, "x"),
+    ]
     file = write_tsv(pictures / "c.tsv", [("0.png", "a red square")], "image\ttext")
-    assert asked(read_questions(file)) == [("0.png", "", "a red square")]  # captions
+    assert triples(read_questions(file)) == [("0.png", "", "a red square")]  # captions
     file = write_tsv(pictures / "odd.tsv", [("0.png", "x", "y")], "image\tfirst\tsecond")
     with pytest.raises(DataError, match="cannot tell which columns"):
         choose_columns(str(file), DataOptions(), "train", WANTED)
@@ -226,10 +226,10 @@ def test_options_name_the_columns_of_questions_and_cells_may_be_bytes(pictures):
     pq.write_table(pa.table(table), pictures / "rows.parquet")
     named = {"text": "p", "pair": "q", "label": "a"}
     found = read_questions(pictures / "rows.parquet", **named)
-    assert asked(found) == [("in-cell-0.png", "a?", "1"), ("in-cell-1.png", "b?", "2")]
+    assert triples(found) == [("in-cell-0.png", "a?", "1"), ("in-cell-1.png", "b?", "2")]
     assert found[0].decoded(open_picture).size == (4, 4)
     found = read_questions(pictures / "rows.parquet", labelled=False, text="p", pair="q")
-    assert asked(found)[0] == ("in-cell-0.png", "a?", None)
+    assert triples(found)[0] == ("in-cell-0.png", "a?", None)
 
 
 def test_all_invalid_rows_are_told(pictures):
@@ -246,14 +246,3 @@ def test_all_invalid_rows_are_told(pictures):
         assert part in told
     file = write_json_lines(pictures / "gaps.jsonl", [rows[0], rows[1], rows[4]])
     assert [e.name for e in read_questions(file, skip_empty=True)] == ["2.png"]
-
-
-def test_the_question_and_the_answer_are_content(pictures):
-    one = ask(str(pictures / "0.png"), "what?", open_picture)
-    same = ask(str(pictures / "0.png"), "what?", open_picture)
-    assert isinstance(one, image_chats.AskedPicture)
-    assert one == same
-    others = [ask(str(pictures / "0.png"), "who?", open_picture), one.with_label("red"),
-              ask(str(pictures / "1.png"), "what?", open_picture)]  # fmt: skip
-    assert one not in others
-    assert len({data_hash([example]) for example in (one, same, *others)}) == 4

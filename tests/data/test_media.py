@@ -82,15 +82,6 @@ def test_what_a_file_is_compared_by(folder, tmp_path):
         open_media("missing.png", open_picture)
 
 
-def test_a_column_of_captions_is_not_the_files(folder):
-    rows = [
-        {"text": f"a picture of number {i % 2}", "photo": f"{i % 2}/1.png", "label": str(i % 2)}
-        for i in range(4)
-    ]
-    files = read(write_json_lines(folder / "all.jsonl", rows))
-    assert [f.name for f in files] == ["0/1.png", "1/1.png", "0/1.png", "1/1.png"]
-
-
 def test_every_invalid_file_is_told(folder):
     (folder / "1/0.png").write_bytes(b"not a picture")
     (folder / "1/1.png").write_bytes((folder / "1/1.png").read_bytes()[:60])

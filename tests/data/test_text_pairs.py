@@ -24,24 +24,6 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "scored"),
-    [(("anchor", "positive"), False), (("query", "positive"), False),
-     (("question", "answer"), False), (("sentence1", "sentence2", "score"), True),
-     (("text", "pair2", "label"), None)],
-)  # fmt: skip
-def test_columns_are_found_by_their_names(file, names, scored):
-    values = ("how?", "so", 3.5)
-    source = write(file, *[dict(zip(names, values, strict=False))] * 3)
-    options = DataOptions() if scored is not None else DataOptions(pair="pair2")
-    scored = scored is not False
-    assert text_pairs.has_scores(source, options, "train") == scored
-    choice = text_pairs.pair_columns(source, options, "train", scored=scored).options
-    assert (choice.text, choice.pair) == names[:2]
-    expected = TextPair("how?", "so", (), 3.5 if scored else None)
-    assert text_pairs.read_text_pairs(source, options, "train", scored=scored) == [expected] * 3
-
-
-@pytest.mark.parametrize(
     ("negatives", "expected"),
     [({"negative": "c"}, ("c",)), ({"negative_1": "c", "negative_2": "d"}, ("c", "d")),
      ({"hard_negatives": ["c", "d"]}, ("c", "d")), ({"neg": None}, ())],
@@ -94,23 +76,6 @@ USER = [{"role": "user", "content": "hi"}]
 
 def answer(text, role="assistant"):
     return [{"role": role, "content": text}]
-
-
-@pytest.mark.parametrize(
-    ("row", "expected", "chats"),
-    [
-        ({"prompt": "p", "chosen": "c", "rejected": "r"}, Comparison("p", "c", "r"), False),
-        ({"question": "p", "chosen": "c", "rejected": "r"}, Comparison("p", "c", "r"), False),
-        ({"prompt": "p", "chosen": answer("c"), "rejected": answer("r")},
-         Comparison((("user", "p"),), "c", "r"), True),
-        ({"chosen": USER + answer("c"), "rejected": USER + answer("r")},
-         Comparison((("user", "hi"),), "c", "r"), True),
-    ],
-)  # fmt: skip
-def test_forms_of_data(tmp_path, row, expected, chats):
-    source = str(write_json_lines(tmp_path / "a.jsonl", [row] * 2))
-    assert text_pairs.read_comparisons(source, DataOptions(), "train") == [expected] * 2
-    assert text_pairs.are_chats(source, DataOptions(), "train") == chats
 
 
 @pytest.mark.parametrize(
@@ -227,6 +192,9 @@ FORMS = {
     ),
     "lists of answers alone": (
         lambda q: {"prompt": lists(q, "")[:1], **responses(lambda q, a: lists(q, a)[1:])(q)}, said,
+    ),
+    "lists of answers beside a text": (
+        lambda q: {"prompt": q, **responses(lambda q, a: lists(q, a)[1:])(q)}, said,
     ),
     "conversations": (
         lambda q: {"conversations": shared(q, "")[:1], "chosen": shared(q, GOOD)[1],
