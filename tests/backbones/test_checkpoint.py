@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from adapterhub.backbones import checkpoint
 from adapterhub.errors import BackboneError
 from tests.kit import tiny_models
-from tests.kit.selection import long_table
 
 
 def stored_tensors(folder):
@@ -97,25 +96,6 @@ def test_a_header_that_claims_too_much_is_refused(size, problem, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(start + data + b"\0" * 8)
     with pytest.raises(BackboneError, match=problem):
         read_all(tmp_path)
-
-
-@long_table("architecture", tiny_models.ARCHITECTURES, 4)
-def test_the_files_have_these_names_and_values(architecture, tmp_path):
-    model = tiny_models.usual_model(architecture)
-    model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    form = checkpoint.form_of(model.config)
-    names = form.names(stored)
-    found = {
-        name: tensor
-        for layer in checkpoint.in_checkpoint_form(checkpoint.named_tensors(model), form)
-        for name, tensor in layer
-    }
-    assert names.keys() == stored.keys(), "each is of the base model or of a head"
-    assert form.embedding in names.values()
-    for name, new in names.items():
-        assert torch.equal(found[new], stored[name]), name
-    assert sum(not new.startswith(checkpoint.HEAD_PART) for new in names.values()) > 10
 
 
 def test_fused_experts_are_split():
@@ -229,13 +209,6 @@ def test_a_sample_is_within_its_tensor(numel):
     assert runs[0][0] == 0
     assert sum(runs[-1]) == numel
     assert sum(count for _, count in runs) <= checkpoint.RUN * checkpoint.RUNS
-
-
-def test_chunks_cover_every_value_once(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_CHUNK", 7)
-    runs = list(checkpoint.chunks(checkpoint.TensorReader("a", (5, 9), None)))
-    covered = [i for start, count in runs for i in range(start, start + count)]
-    assert covered == list(range(45))
 
 
 def test_threads_change_nothing_and_run_nothing_of_torch(monkeypatch):

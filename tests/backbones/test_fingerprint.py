@@ -35,19 +35,6 @@ def saved(architecture, folder, task="classification", **config):
     return folder
 
 
-@long_table("architecture", tiny_models.MATRIX, 3)
-def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
-    """For every transformers class and dtype."""
-    tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")
-    expected = ah.fingerprint(tmp_path / "a")
-    assert of_model(tiny_models.usual_model(architecture)) == expected, "never saved"
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        model = transformers.AutoModel.from_pretrained(tmp_path / "a", dtype=dtype)
-        assert of_model(model) == expected, dtype
-    assert of_model(model.float()) == expected, "cast after it was loaded"
-    assert of_model(tiny_models.usual_model(architecture, seed=1)) != expected, "other weights"
-
-
 def test_names_of_2019_and_buffers_of_2020_change_nothing(tmp_path):
     """Checkpoints have `gamma` and `beta`, and constants that the model computes."""
     tensors = load_file(saved("bert", tmp_path, "features") / "model.safetensors")

@@ -42,22 +42,17 @@ def test_the_model_is_ready_for_inference(backbone):
         assert Backbone.of(complete).fresh == frozenset()
 
 
-def test_a_missing_padding_token_is_replaced_by_eos(backbones):
-    folder = backbones("gpt2")
+def test_a_missing_padding_token_is_replaced_by_eos(backbones, tmp_path):
+    folder = shutil.copytree(backbones("gpt2"), tmp_path / "gpt2")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    if tokenizer.pad_token is not None:
-        tokenizer.pad_token = None
-    model, loaded = ah.load_backbone(str(folder), task="causal-lm")
-    assert loaded.pad_token is not None
-    assert model.config.pad_token_id is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_the_dtype_is_the_requested_one(name, dtype, backbone):
-    model, _ = ah.load_backbone(str(backbone), dtype=name)
-    assert {p.dtype for p in model.parameters()} == {dtype}
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    transformers.GPT2Config.from_pretrained(folder, pad_token_id=None).save_pretrained(folder)
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        model, loaded = ah.load_backbone(str(folder), task="causal-lm", dtype=name)
+        assert loaded.pad_token == loaded.eos_token
+        assert model.config.pad_token_id == loaded.eos_token_id
+        assert {p.dtype for p in model.parameters()} == {dtype}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +65,9 @@ def test_the_dtype_is_the_requested_one(name, dtype, backbone):
     ],
 )
 def test_options_that_a_backbone_lacks_are_refused(options, kind, problem, backbone):
-    with pytest.raises(kind, match=problem):
+    with pytest.raises(kind, match=problem) as error:
         ah.load_backbone(str(backbone), **options)
+    assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("config", ["[]", "{", "{}", '{"quantization_config": []}'])
@@ -195,18 +191,6 @@ def test_embeddings_have_no_pooler(backbone):
     assert model.pooler is None
     assert ah.load_backbone(str(backbone))[0].pooler is not None
     assert task_models.task_model("embedding").init_options(tiny_models.model("llama").config) == {}
-
-
-def test_label_options():
-    options = task_models.label_options("tagging", ["O", "B"])
-    assert options["id2label"] == {0: "O", 1: "B"}
-    assert options["label2id"] == {"O": 0, "B": 1}
-    assert task_models.label_options("question-answering", [])["id2label"] == {0: "start", 1: "end"}
-    assert task_models.label_options("regression", []) == {
-        "num_labels": 1,
-        "problem_type": "regression",
-    }
-    assert task_models.label_options("causal-lm", ["ignored"]) == {}
 
 
 def test_without_labels_a_head_has_those_of_the_checkpoint(backbone):

@@ -185,20 +185,6 @@ def test_a_backbone_that_reads_ahead_is_refused(architecture, tmp_path):
     assert "--task masked-lm" in error.value.hint
 
 
-KINDS = [("gpt2", "masked-lm"), ("llama", "seq2seq"), ("bert", "seq2seq"), ("t5", "masked-lm"),
-         ("t5", "causal-lm"), ("xglm", "classification")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("architecture", "task"), KINDS)
-def test_a_kind_that_an_architecture_lacks_is_refused(architecture, task, tmp_path):
-    tiny_models.usual_model(architecture).save_pretrained(tmp_path)
-    word_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(BackboneError, match=f"which has no model for {task}") as error:
-        ah.load_backbone(str(tmp_path), task=task, labels=["a", "b"])
-    assert error.value.expected.startswith("one of features")
-    assert len(str(error.value)) < 500
-
-
 # Tensors are the same if they differ by rounding.
 
 

@@ -9,7 +9,7 @@ import json
 import pytest
 import transformers
 from PIL import Image
-from tokenizers import AddedToken, normalizers
+from tokenizers import normalizers
 
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones import processor as processors
@@ -17,7 +17,6 @@ from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.processor import PictureTextProcessor, sound_inputs
 from adapterhub.errors import AttachError, BackboneError, ConfigError
 from tests.kit import media, tiny_models
-from tests.kit.compare import differences, observed_tokenizer
 from tests.kit.data import word_tokenizer
 
 
@@ -84,16 +83,6 @@ def test_a_processor_is_loaded_with_its_backbone(name, task, backbones):
     else:
         processor.image_processor.image_mean = [0.1, 0.2, 0.3]
         assert identity(processor) != found
-
-
-def test_what_a_processor_hears():
-    whisper = media.sound_extractor("whisper")
-    assert processors.heard_seconds(whisper) == 1.0
-    assert processors.heard_seconds(media.sound_extractor("audio-spectrogram-transformer")) == 0.64
-    assert processors.heard_seconds(media.sound_extractor("wav2vec2")) is None
-    assert processors.sampling_rate(whisper) == 16_000
-    both = transformers.Wav2Vec2Processor(media.sound_extractor("wav2vec2"), word_tokenizer())
-    assert processors.sampling_rate(both) == 16_000
 
 
 def test_sounds_are_padded_as_their_processor_pads():
@@ -225,29 +214,6 @@ def test_the_default_of_several_chat_templates_is_used():
     assert value.chat_template() == "a"
     value.tokenizer.chat_template = None
     assert value.chat_template() is None
-
-
-TOKENS = [
-    AddedToken("<one>", special=True),
-    AddedToken("<on", normalized=False, lstrip=True),
-    AddedToken("words of two", single_word=True),
-    "movies",
-]
-CONTENTS = [str(token) for token in TOKENS]
-
-
-@pytest.mark.parametrize("make", [word_tokenizer, transformers.ByT5Tokenizer])
-def test_tokens_leave_no_trace(make):
-    tokenizer = make()
-    tokenizer.add_tokens(["<mine>", "<o"])
-    before = observed_tokenizer(tokenizer)
-    processors.check_removable(tokenizer)
-    tokenizer.add_tokens(TOKENS)
-    assert differences(before, observed_tokenizer(tokenizer))
-    processors.remove_added_tokens(tokenizer, CONTENTS)
-    assert not differences(before, observed_tokenizer(tokenizer))
-    tokenizer.add_tokens(TOKENS)
-    assert tokenizer.convert_tokens_to_ids("<one>") == before["size"]
 
 
 def test_long_tokens_of_a_python_tokenizer_are_removed():
