@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from adapterhub.bench.baselines import Constant
-from adapterhub.bench.conduct import StudyState, run_study
-from adapterhub.bench.plan import PlannedStudy
-from adapterhub.bench.records import RecordFolder
+from adapterhub.bench.conduct import run_study
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, read_study
 from tests.kit.data import sentences, write_tsv
@@ -33,25 +31,16 @@ def study(backbone, tmp_path):
     return small_study(backbone, tmp_path)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A study that has run: tests read it, and write elsewhere."""
-
-    study: Study
-    plan: PlannedStudy
-    folder: RecordFolder
-    state: StudyState
-    work: Path
-
-
 @pytest.fixture(scope="session")
 def finished(backbone, tmp_path_factory):
+    """A study that has run: tests read it, and write elsewhere."""
     folder = tmp_path_factory.mktemp("finished")
     study = small_study(backbone, folder)
     with home_in(folder / "home"):
         plan, records, engine = planned(study, folder)
         state = run_study(plan, records, engine)
-    return Finished(study, plan, records, state, folder / "study" / "work")
+    work = folder / "study" / "work"
+    return SimpleNamespace(study=study, plan=plan, folder=records, state=state, work=work)
 
 
 @pytest.fixture

@@ -7,15 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from adapterhub.bench.cells import Cell, Shard, next_cells
 from adapterhub.bench.conduct import Claims, StudyState, run_study
-from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, keep_study
 from adapterhub.errors import OutputError
@@ -49,11 +48,8 @@ def test_records_of_another_machine_are_taken_as_they_are(finished, tmp_path):
     for record in folder.all():
         merged.write(record)
 
-    class Refusing:
-        def run(self, cells: Sequence[Cell]) -> Iterator[CellRecord]:
-            raise AssertionError(cells)
-
-    state = run_study(other, merged, Refusing())
+    refusing = SimpleNamespace(run=lambda cells: pytest.fail(f"{cells} are run again"))
+    state = run_study(other, merged, refusing)
     assert len(state.records) == len(list(folder.all()))
     assert StudyState(other, merged).records == state.records
 

@@ -194,15 +194,11 @@ def verdicts(truth, repetitions):
     return [[pair.verdict for pair in compare_with(study[0], study[1:])] for study in drawn]
 
 
-def false_alarms(truth, repetitions):
-    """Count the studies of equal methods with any verdict but "tied"."""
-    return sum({*each} != {"tied"} for each in verdicts(truth, repetitions))
-
-
 @long_table("name", SIZES)
 def test_equal_methods_are_called_tied(name):
     """As one of twenty is a false alarm, 18 of 200 are more than chance (p = 0.01)."""
-    assert false_alarms(SIZES[name], 200) <= (10 if name in FEW else 18)
+    alarms = sum({*each} != {"tied"} for each in verdicts(SIZES[name], 200))
+    assert alarms <= (10 if name in FEW else 18)
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,8 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
     assert result.find("peft lora").comparison is not None
     assert result.advice.method is None, "two seeds are too few for advice"
 
-    class Refusing:
-        def run(self, cells: Any) -> Any:
-            raise AssertionError([*cells])
-
-    assert run_study(plan, folder, Refusing()).records == state.records
+    refusing: Any = SimpleNamespace(run=lambda cells: pytest.fail(f"{[*cells]} are run again"))
+    assert run_study(plan, folder, refusing).records == state.records
     lost = run_peer(Cell("train", "peft lora", 90, 6, 1e38, 1, "final"), context_of(plan), work)
     assert (lost.status, lost.rows, lost.costs.trained) == ("diverged", None, 0)
 

@@ -65,14 +65,9 @@ def test_a_broken_record_is_refused_with_its_path(tmp_path, content):
     ("part", "value"),
     [
         ("status", "fine"),
-        ("metric", 3),
-        ("cell", {**asdict(CELL), "seed": "1"}),
         ("cell", {**asdict(CELL), "rate": None}),
         ("selected", {"accuracy": "0.8"}),
-        ("tested", [0.75]),
         ("rows", {"kind": "classes", "columns": {"label": "ab"}}),
-        ("costs", {**asdict(RECORD.costs), "trained": "10"}),
-        ("origin", []),
         ("new", 1),
     ],
 )

@@ -15,7 +15,7 @@ import adapterhub as ah
 from adapterhub.bench import suggest as suggesting
 from adapterhub.bench.suggest import Candidate, linear_probe
 from adapterhub.data.examples import Example
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import DataError
 from adapterhub.methods import METHODS
 from adapterhub.tasks import parse_task
 from tests.kit import tiny_models
@@ -69,24 +69,15 @@ def test_a_planted_helper_is_found_among_noise_and_noise_is_not_preferred(monkey
 def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_path):
     labels = ["pos", "neg"] * 20
     examples = [Example(f"text {n}", label=label) for n, label in enumerate(labels)]
-    every = tiny_models.batch(rows=40)
-
-    class Encoded:
-        task = parse_task("classification")
-        rows = tuple(range(40))
-
-        def batch(self, indices: Any) -> Any:
-            return {name: tensor[list(indices)] for name, tensor in every.items()}
-
-    encoded = Encoded()
-    encoded.examples = examples  # type: ignore[attr-defined]
+    encoded: Any = Rows(40)
+    encoded.task, encoded.examples = parse_task("classification"), examples
     for name, seed in (("fits", 0), ("other", 1)):
         model = tiny_models.model("bert", seed=seed)
         ah.attach(model, "lora(rank=2)", name=name).save(tmp_path / name)
     model = tiny_models.model("bert").eval()
     before = model(**tiny_models.batch()).logits
     candidates = [Candidate(name, tmp_path / name) for name in ("fits", "other")]
-    found = suggesting.suggest(model, encoded, candidates)  # type: ignore[arg-type]
+    found = suggesting.suggest(model, encoded, candidates)
     assert [each.method for each in found.estimates] == ["fits"]
     assert "different backbone" in found.unusable["other"]
     assert found.bare.method == suggesting.BARE
@@ -94,12 +85,6 @@ def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_pa
     assert found.best is None
     assert ah.adapters(model) == {}
     assert (model(**tiny_models.batch()).logits == before).all()
-
-
-def test_other_tasks_are_refused():
-    for spec in ("tagging", "seq2seq", "causal-lm", "multi-label"):
-        with pytest.raises(ConfigError, match="cannot be probed"):
-            suggesting.check_probed(parse_task(spec))
 
 
 def data(rows: int, signal: float, seed: int = 0, width: int = 16) -> tuple[Any, list[str]]:
@@ -164,8 +149,8 @@ class Rows:
     def batch(self, indices: Any) -> dict[str, torch.Tensor]:
         every = tiny_models.batch(rows=len(self.rows))
         mask = torch.ones_like(every["input_ids"])
-        for row in range(1, len(self.rows)):
-            mask[row, -row:] = 0
+        for row in self.rows:
+            mask[row, mask.shape[1] - row % 6 :] = 0
         tensors = {"input_ids": every["input_ids"], "attention_mask": mask}
         return {name: tensor[list(indices)] for name, tensor in tensors.items()}
 
