@@ -164,17 +164,6 @@ def test_columns_that_are_given_are_taken_and_the_rest_is_guessed_and_told(tmp_p
         choice.table.take([choice.options.text_column])
 
 
-def test_a_template_is_taken_and_its_empty_cells_counted(tmp_path):
-    file = tmp_path / "a.csv"
-    rows = "".join(f"A {i},{'' if i % 4 else 'some words'},{'pn'[i % 2]}\n" for i in range(40))
-    file.write_text(f"title,body,label\n{rows}")
-    choice = chosen(str(file), text="{title}. {body}")
-    assert choice.options.text == "{title}. {body}"
-    assert choice.notes[-1] == "30 of 40 rows have no 'body': it is left out there"
-    with pytest.raises(DataError, match="'boddy'; did you mean 'body'"):
-        list(choice.table.take(["{boddy}"]))
-
-
 RECORDED = DataOptions(text="review", label="stars")
 PAIRS = DataOptions(text="premise", pair="hypothesis", label="label")
 NUMBERED = DataOptions(text="3", label="1")

@@ -73,12 +73,6 @@ def sentences(count, seed=0):
             for _ in range(count)]  # fmt: skip
 
 
-def written(rows, delimiter):
-    buffer = io.StringIO(newline="")
-    csv.writer(buffer, delimiter=delimiter).writerows(rows)
-    return buffer.getvalue()
-
-
 def labelled(count=40, labels=("pos", "neg")):
     return [(text, labels[i % len(labels)]) for i, text in enumerate(sentences(count))]
 
@@ -88,7 +82,10 @@ def labelled(count=40, labels=("pos", "neg")):
 @pytest.mark.parametrize("seed", range(3))
 def test_delimiter_and_header_are_found(delimiter, header, seed):
     rows = [(text, ["neg", "pos"][i % 2]) for i, text in enumerate(sentences(40, seed))]
-    text = written([*([("Review", "Sentiment")] * header), *rows], delimiter)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, delimiter=delimiter)
+    writer.writerows([*([("Review", "Sentiment")] * header), *rows])
+    text = buffer.getvalue()
     assert find_delimiter(text, ",") == delimiter
     assert delimited.find_header(delimited.prefix_rows(text, delimiter, True)) == (header, True)
 
@@ -158,6 +155,9 @@ def test_a_text_is_utf8_unless_another_encoding_is_given(tmp_path):
         delimited.read_text(str(file))
     assert delimited.read_text(str(file), "cp1252") == "caf\u00e9"
     assert delimited.file_text(str(file)).encoding == "cp1252"
+    assert decode_text(b"\xef\xbb\xbfna\xc3\xafve\r\n", "x") == "na\u00efve\r\n"
+    decoded = decode_file("\u0105\u0119 caf\u00e9".encode("iso8859-2"), "x", "iso8859-2")
+    assert (decoded.text, decoded.sample) == ("\u0105\u0119 caf\u00e9", ""), "nothing is guessed"
 
 
 @pytest.mark.parametrize("read", [delimited.read_text, delimited.file_text])
@@ -190,13 +190,6 @@ def test_another_encoding_is_refused(data, words):
         decode_text(data, "x")
     assert words in str(error.value)
     assert "iconv -f" in str(error.value)
-
-
-def test_a_mark_is_ignored_and_a_given_encoding_is_not_guessed():
-    assert decode_text(b"\xef\xbb\xbfna\xc3\xafve\r\n", "x") == "na\u00efve\r\n"
-    data = "\u0105\u0119 caf\u00e9".encode("iso8859-2")
-    decoded = decode_file(data, "x", "iso8859-2")
-    assert (decoded.text, decoded.sample) == ("\u0105\u0119 caf\u00e9", "")
 
 
 @given(st.binary(max_size=40))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from adapterhub.config.options import from_dict
 from adapterhub.data import examples as reading
 from adapterhub.data.examples import Example, read_examples, sample, strata_of
-from adapterhub.data.options import DataOptions, name_labels, parse_labels, unnamed_note
+from adapterhub.data.options import DataOptions, parse_labels
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.multi_label import LabelledText
@@ -338,20 +338,3 @@ def test_bad_names_are_refused(spec, problem):
         parse_labels(spec)
     assert problem in str(error.value)
     assert "0=negative,1=positive" in error.value.expected
-
-
-def test_values_and_names_get_the_name():
-    named = name_labels(["0", "positive", "1"], DataOptions(labels=NAMES), "x.csv")
-    assert named == ["negative", "positive", "positive"]
-    assert name_labels(["0", "x"], DataOptions(), "x.csv") == ["0", "x"]
-    with pytest.raises(DataError, match=r"x.csv has labels without a name") as error:
-        name_labels(["0", "2", "2"], DataOptions(labels=NAMES), "x.csv")
-    assert error.value.offenders == ("'2': 2 times",)
-    assert error.value.hint == "--labels 0=negative,1=positive,2=NAME"
-    for labels, note in (
-        (("0", "1"), "(0, 1); --labels 0=NAME,1=NAME names them"),
-        (tuple("01234"), "(0, 1, 2,...); --labels 0=NAME,1=NAME,2=NAME,... names them"),
-    ):
-        (found,) = unnamed_note(labels)
-        assert found.endswith(note)
-    assert not [*unnamed_note(("0", "good")), *unnamed_note(())]

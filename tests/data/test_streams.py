@@ -112,7 +112,7 @@ def rows_of(source):
     return rows
 
 
-def test_a_pattern_a_folder_and_one_file(tmp_path):
+def test_a_pattern_a_folder_one_file_and_a_url(tmp_path):
     pattern = write_shards(tmp_path)
     by_pattern = open_source(pattern, OPTIONS, "train")
     assert by_pattern.shards == ("part-0.parquet", "part-1.parquet", "part-2.parquet")
@@ -123,6 +123,16 @@ def test_a_pattern_a_folder_and_one_file(tmp_path):
     one = open_source(str(tmp_path / "part-1.parquet"), OPTIONS, "train")
     assert rows_of(one) == rows_of(by_pattern)[20:33]
     assert by_folder.sha256 == by_pattern.sha256 != one.sha256
+    memory = fsspec.filesystem("memory")
+    for file in tmp_path.glob("*.parquet"):
+        memory.pipe_file(f"/bucket/{file.name}", file.read_bytes())
+    try:
+        by_url = open_source("memory://bucket/part-*.parquet", OPTIONS, "train")
+        assert by_url.shards == by_pattern.shards
+        assert rows_of(by_url) == rows_of(by_pattern)
+        assert by_url.sha256 == by_pattern.sha256, "wherever the files are"
+    finally:
+        memory.rm("/bucket", recursive=True)
     table = pq.read_table(tmp_path / "part-2.parquet")
     labels = pa.array(["pos"] * table.num_rows)
     pq.write_table(table.set_column(1, "label", labels), tmp_path / "part-2.parquet")
@@ -141,21 +151,6 @@ def test_json_lines_gzipped_and_csv_keep_every_cell_as_it_is_written(tmp_path):
         {"text": '"a', "label": "1"},
         {"text": 'b"', "label": "2"},
     ]
-
-
-def test_a_url(tmp_path):
-    memory = fsspec.filesystem("memory")
-    write_shards(tmp_path)
-    for file in sorted(tmp_path.glob("*.parquet")):
-        memory.pipe_file(f"/bucket/{file.name}", file.read_bytes())
-    try:
-        source = open_source("memory://bucket/part-*.parquet", OPTIONS, "train")
-        local = open_source(str(tmp_path), OPTIONS, "train")
-        assert source.shards == local.shards
-        assert rows_of(source) == rows_of(local)
-        assert source.sha256 == local.sha256, "wherever the files are"
-    finally:
-        memory.rm("/bucket", recursive=True)
 
 
 def test_numbers_of_classes_become_their_names(tmp_path):
