@@ -227,16 +227,10 @@ class FourBit(nn.Linear):
         return super().state_dict(*args, **options)
 
 
-class EightBit(nn.Linear):
-    """A layer with one scale per row."""
-
-    def __init__(self):
-        super().__init__(4, 4)
-        self.weight.SCB = torch.ones(4)
-
-
 def test_only_layers_that_can_repack_are_changed_and_restored():
-    model = nn.Sequential(FourBit(packed=True), EightBit(), FourBit(packed=False), nn.Linear(4, 4))
+    eight_bit = nn.Linear(4, 4)
+    eight_bit.weight.SCB = torch.ones(4)  # one scale per row
+    model = nn.Sequential(FourBit(packed=True), eight_bit, FourBit(packed=False), nn.Linear(4, 4))
     quantized.keep_4bit_layout(model, patch := Patch())
     assert len(patch.undoing) == 2
     assert [model[0].unpacked, model[2].unpacked] == [True, False]

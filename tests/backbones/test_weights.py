@@ -26,13 +26,6 @@ from tests.kit.own_models import Everything, float8_kernel
 from tests.kit.tiny_adapters import PROJECTIONS
 
 
-def test_counters_and_masks_are_values_and_codes_are_none():
-    for dtype in (torch.int64, torch.bool, torch.float16):
-        assert backbone.has_values(torch.zeros(3, dtype=dtype)), dtype
-    for dtype in (torch.int8, torch.uint8, torch.int32):
-        assert not backbone.has_values(torch.zeros(3, dtype=dtype)), dtype
-
-
 @pytest.mark.parametrize("module", [nn.Linear(3, 6), Conv1D(6, 3)])
 def test_the_weight_is_output_by_input_in_any_layout(module):
     weight, bias = read_weight(module), read_bias(module)
@@ -61,6 +54,11 @@ def test_what_is_no_weight_of_a_product_is_refused():
 
 
 def test_storage_problems():
+    """Counters and masks are values, and codes are none."""
+    for dtype in (torch.int64, torch.bool, torch.float16):
+        assert backbone.has_values(torch.zeros(3, dtype=dtype)), dtype
+    for dtype in (torch.int8, torch.uint8, torch.int32):
+        assert not backbone.has_values(torch.zeros(3, dtype=dtype)), dtype
     codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
     quantized = type("Params4bit", (nn.Parameter,), {})(torch.zeros(2))
     parameters = {"plain": nn.Parameter(torch.zeros(2)), "codes": codes, "quantized": quantized}
