@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import test_cells as contract
-import test_compile as compiled
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
@@ -143,12 +142,6 @@ def test_the_contract_holds(spec, architecture, subtests, tmp_path, monkeypatch)
         if check in WITH_OPTIONS and holds(cell):
             with subtests.test(check.__name__), cell.checked():
                 check(cell)
-
-
-@pytest.mark.parametrize(("spec", "architecture"), [(SPECS[0], "bert"), (SPECS[1], "llama")])
-def test_compiles_as_one_graph(spec, architecture):
-    torch._dynamo.reset()
-    compiled.test_compiles_to_one_graph_with_equal_outputs(spec, architecture)
 
 
 def test_on_a_post_norm_backbone_the_residual_is_the_input():

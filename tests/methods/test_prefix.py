@@ -121,6 +121,11 @@ PADDED = (
     "llama", "exaone4_5", "hyperclovax_vision_v2", "moss_transcribe_diarize", "gemma3", "qwen2_vl",
     "afmoe", "apertus", "aria", "audioflamingo3", "qwen3", "mistral", "phi", "t5", "bart", "gptj",
 )  # fmt: skip
+# Windows, tables and buckets of positions, states beside attention.
+PADDED_BEHIND_A_PROMPT = (
+    "gemma3_text", "modernbert", "mpnet", "m2m_100", "roformer", "bamba", "falcon_h1", "jamba",
+    "lfm2", "qwen3_next",
+)  # fmt: skip
 
 
 def padded(model, ids, side):
@@ -136,7 +141,11 @@ def padded(model, ids, side):
 
 
 @long_table(
-    ("model_type", "method"), [(t, m) for t in PADDED for m in PADDED_METHODS], 8, nightly=3
+    ("model_type", "method"),
+    [(t, m) for t in PADDED for m in PADDED_METHODS]
+    + [(t, "prompt") for t in PADDED_BEHIND_A_PROMPT],
+    6,
+    nightly=2,
 )
 def test_padding_changes_no_text(model_type, method):
     """Positions start behind padding: a prefix has none, and what is read of it depends on them."""

@@ -35,11 +35,12 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-# Seconds each; tests/methods/test_bottleneck.py compiles one module.
+# Seconds each.
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 OF_EACH_SIGNATURE = [c for c in CELLS if c[0] == representatives()[c[0]]]
 OTHERS = part_of([c for c in CELLS if c not in OF_EACH_SIGNATURE]) if ALL else []
 RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE, 12, nightly=2) + OTHERS
+RUN += [("pfeiffer(source=block)", "bert"), ("parallel(source=residual)", "llama")]
 
 
 @pytest.mark.parametrize(("method", "architecture"), RUN)
