@@ -91,7 +91,7 @@ threads: venv
 
 # trl's trainers on attached models.
 trl: .venv-trl/.installed
-	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/tasks/test_preference.py tests/tasks/test_grpo.py tests/tasks/test_distillation.py tests/training/test_teacher.py tests/contract/peers/test_trl.py tests/contract/peers/test_async_grpo.py $(ARGS)
+	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/tasks/test_preference.py tests/tasks/test_grpo.py tests/tasks/test_distillation.py tests/training/test_teacher.py tests/contract/peers/test_trl.py $(ARGS)
 
 # Backbones quantized by torchao, in addition to bitsandbytes.
 torchao: .venv-torchao/.installed
@@ -99,7 +99,7 @@ torchao: .venv-torchao/.installed
 
 # Liger's kernels, by Triton's interpreter on a CPU.
 liger: .venv-liger/.installed
-	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_liger.py $(ARGS)
+	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_compiled_layers.py -k liger $(ARGS)
 
 # Vision models of timm, which needs torchvision, with which transformers has other image processors.
 timm: .venv-timm/.installed
