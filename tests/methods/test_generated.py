@@ -16,14 +16,8 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.generated import (
-    normal,
-    place_limits,
-    places,
-    shares,
-    uniform,
-    whole_numbers,
-)
+from adapterhub.methods.common import generated
+from adapterhub.methods.common.generated import normal, places, uniform, whole_numbers
 from tests.kit import tiny_models
 
 FORMAT = Path(__file__).parents[2] / "docs/reference/format.md"
@@ -57,7 +51,7 @@ def test_a_second_program_computes_the_same(name, seed):
     assert places(name, seed, 31, 40).tolist() == sorted({*range(40)} - {*first[:9]})
     assert places(name, seed, 40, 40).tolist() == [*range(40)]
     order = sorted(range(60), key=expected.__getitem__)
-    assert shares(name, seed, 60, 7).tolist() == [i % 7 for i in order]
+    assert generated.shares(name, seed, 60, 7).tolist() == [i % 7 for i in order]
 
 
 def test_the_documented_vectors():
@@ -118,4 +112,4 @@ def test_every_stored_place_has_a_limit():
         adapter = ah.attach(tiny_models.model("bert"), cls.example())
         for placed in adapter.placed:
             whole = {n for n, b in placed.module.named_buffers() if not b.is_floating_point()}
-            assert whole == place_limits(placed.module).keys(), name
+            assert whole == generated.place_limits(placed.module).keys(), name
