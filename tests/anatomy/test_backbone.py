@@ -10,17 +10,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING, BertConfig, PreTrainedConfig
 
 import adapterhub as ah
-from adapterhub.anatomy import anatomy_of
-from adapterhub.anatomy.backbone import (
-    Backbone,
-    base_classes,
-    new_base_model,
-    own_modules,
-    padding_table,
-    position_module,
-    slots_in,
-    token_table,
-)
+from adapterhub.anatomy import anatomy_of, backbone
+from adapterhub.anatomy.backbone import Backbone
 from tests.kit import tiny_models
 
 
@@ -38,17 +29,17 @@ def test_the_base_model_of_a_type(model_type, name):
         model_type, every_type.autos(model_type, every_type.ADAPTED)[0], tiny=True
     )
     with torch.device("meta"):
-        assert type(new_base_model(model.config)).__name__ == name
+        assert type(backbone.new_base_model(model.config)).__name__ == name
 
 
 def test_a_type_without_classes_has_no_base_model():
     class OtherConfig(PreTrainedConfig):
         model_type = "other"
 
-    assert base_classes(OtherConfig()) == ()
+    assert backbone.base_classes(OtherConfig()) == ()
     with pytest.raises(ValueError, match="no auto class of transformers has a OtherConfig"):
-        new_base_model(OtherConfig())
-    assert len(base_classes(BertConfig())) == 1
+        backbone.new_base_model(OtherConfig())
+    assert len(backbone.base_classes(BertConfig())) == 1
 
 
 def test_a_base_model_with_a_module_for_its_layers_has_no_task_head():
@@ -64,24 +55,23 @@ def test_modules_are_those_without_adapters():
     for architecture in ("bert", "albert", "t5"):
         model = tiny_models.usual_model(architecture)
         before = list(model.named_modules())
-        assert own_modules(model) == before
-        assert own_modules(model, every_use=True) == list(
+        assert backbone.own_modules(model) == before
+        assert backbone.own_modules(model, every_use=True) == list(
             model.named_modules(remove_duplicate=False)
         )
         for name in "ab":
             ah.attach(model, "lora", name=name)
-        heads = set(dict(before)) & {"classifier", "classification_head"}
-        assert [path for path, _ in own_modules(model)] == [path for path, _ in before], heads
+        assert [path for path, _ in backbone.own_modules(model)] == [path for path, _ in before]
 
 
 def test_slots_are_listed_without_what_they_hold():
     model = tiny_models.usual_model("bert")
-    assert not list(slots_in(model))
+    assert not list(backbone.slots_in(model))
     ah.attach(model, "lora", name="a")
-    slots = list(slots_in(model))
+    slots = list(backbone.slots_in(model))
     assert len(slots) == 4
     ah.attach(model, "lora", name="b")
-    assert list(slots_in(model)) == slots
+    assert list(backbone.slots_in(model)) == slots
 
 
 def test_the_modules_of_positions():
@@ -91,27 +81,27 @@ def test_the_modules_of_positions():
         for name in ("bert", "llama", "gpt2", "bart", "t5", "m2m_100", "roberta")
     }
     for name in ("bert", "llama", "gpt2"):
-        assert position_module(roots[name]) is roots[name]
+        assert backbone.position_module(roots[name]) is roots[name]
     encoder = roots["bart"].encoder
-    assert position_module(encoder) is encoder.embed_positions
-    assert position_module(roots["t5"].encoder) is None
-    assert position_module(nn.Linear(1, 1)) is None
+    assert backbone.position_module(encoder) is encoder.embed_positions
+    assert backbone.position_module(roots["t5"].encoder) is None
+    assert backbone.position_module(nn.Linear(1, 1)) is None
     encoder = roots["m2m_100"].encoder
-    assert padding_table(encoder) is encoder.embed_positions
+    assert backbone.padding_table(encoder) is encoder.embed_positions
     for name in ("bart", "roberta", "llama"):
-        assert not any(map(padding_table, roots[name].modules()))
+        assert not any(map(backbone.padding_table, roots[name].modules()))
 
 
 def test_the_table_of_tokens():
     model = tiny_models.model("bert")
-    assert token_table(model) is model.bert.embeddings.word_embeddings
+    assert backbone.token_table(model) is model.bert.embeddings.word_embeddings
     # transformers raises NotImplementedError for models of sound.
     config = transformers.Wav2Vec2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    assert token_table(transformers.Wav2Vec2Model(config)) is None
-    assert token_table(nn.Linear(1, 1)) is None
+    assert backbone.token_table(transformers.Wav2Vec2Model(config)) is None
+    assert backbone.token_table(nn.Linear(1, 1)) is None
     module = nn.Module()  # FSMT's encoder is not a model of transformers
     module.embed_tokens = nn.Embedding(2, 2)
-    assert token_table(module) is module.embed_tokens
+    assert backbone.token_table(module) is module.embed_tokens
 
 
 def test_the_vocabulary_of_a_model_that_was_never_on_disk():

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.anatomy import sites as anatomy_sites
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.sites import (
-    FeatureSlice,
-    dropped_modules,
-    layer_groups,
-    layer_numbers,
-    names_a_role,
-    number_ranges,
-    sites_option,
-)
+from adapterhub.anatomy.sites import FeatureSlice, dropped_modules, layer_numbers, sites_option
 from adapterhub.errors import SiteError
 from tests.kit import media, tiny_models
 from tests.kit.selection import long_table
@@ -142,7 +135,7 @@ def test_all_patterns_that_match_nothing_are_in_one_error():
     ],
 )  # fmt: skip
 def test_roles_are_recognized_on_any_backbone(name, is_role):
-    assert names_a_role(name) == is_role
+    assert anatomy_sites.names_a_role(name) == is_role
 
 
 def test_a_parameter_is_named_by_site_else_by_layer_else_by_path():
@@ -229,12 +222,12 @@ def test_a_bad_selection_is_refused(layers, problem):
     [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0..2, 5, 7..8"), ({2, 1, 0}, "0..2")],
 )
 def test_numbers_are_written_with_ranges(numbers, text):
-    assert number_ranges(numbers) == text
+    assert anatomy_sites.number_ranges(numbers) == text
 
 
 def groups_of(model_type):
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
-    return layer_groups(ah.anatomy_of(every_type.build(model_type, auto)))
+    return anatomy_sites.layer_groups(ah.anatomy_of(every_type.build(model_type, auto)))
 
 
 def test_layers_of_two_kinds_are_two_groups():

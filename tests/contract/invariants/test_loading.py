@@ -158,6 +158,7 @@ def test_the_commit_of_the_backbone_is_saved(tmp_path):
     with pytest.raises(MismatchError) as error:
         ah.load(drifted, tmp_path / "a")
     assert "ab" * 20 in str(error.value)
+    assert str(error.value).count("v2-") == 2, "the message names both fingerprints"
     assert "any_backbone=True" in error.value.hint
     same = copy.deepcopy(model)
     ah.detach(same)

@@ -193,27 +193,6 @@ def test_a_route_refuses_adapters_that_cannot_be_routed():
     assert torch.equal(together, logits(model))
 
 
-def raise_in_nested_routes(model):
-    with ah.route(model, ["a", "b", None]):
-        inner = logits(model)
-        with ah.route(model, ["b", "b", "a"]):
-            assert not torch.allclose(logits(model), inner)
-        assert torch.equal(logits(model), inner)
-        raise KeyError
-
-
-@pytest.mark.parametrize("before", [(), ("a",), ("b", "a"), (ah.Average(["a", "b"]),)])
-def test_leaving_a_route_restores_the_activation(before):
-    names_only = all(isinstance(part, str) for part in before)
-    model = with_adapters({"a": "mam" if names_only else "lora", "b": "houlsby"})
-    ah.activate(model, *before)
-    expected, keys = logits(model), set(model.state_dict())
-    with pytest.raises(KeyError):
-        raise_in_nested_routes(model)
-    assert torch.equal(logits(model), expected)
-    assert set(model.state_dict()) == keys
-
-
 def test_a_stack_adds_the_updates_at_a_site_and_an_average_their_mean():
     model = with_adapters({"a": "lora", "b": "lora(rank=2)", "c": "pfeiffer"})
     query = model.bert.encoder.layer[0].attention.self.query

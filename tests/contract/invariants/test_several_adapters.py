@@ -123,15 +123,6 @@ def test_wrong_names_two_owners_of_a_parameter_and_compiled_models_are_refused()
             change()
 
 
-def test_each_model_keeps_its_number_of_labels():
-    model = tiny_models.model("bert", num_labels=2)
-    ah.attach(model, "lora", name="two")
-    labels = {"id2label": dict(enumerate("abcde"))}
-    five = ah.attach(tiny_models.model("bert", num_labels=5, **labels), "lora", name="five")
-    assert five.labels == tuple("abcde")
-    assert logits(model).shape[-1] == 2
-
-
 def test_an_unsupported_attention_implementation_is_refused():
     model = tiny_models.model("llama")
     model.config._attn_implementation_internal = "flash_attention_2"
