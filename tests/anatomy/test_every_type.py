@@ -11,10 +11,7 @@ import inspect
 
 import every_type
 import pytest
-import shrink
-import sweep_cells
 import torch
-from tiny_overrides import OVERRIDES
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, anatomy_of
@@ -205,30 +202,3 @@ def test_a_recurrence_next_to_attention_is_no_fused_projection():
 def test_biases_that_select_experts_are_no_bias_terms():
     with pytest.raises(SiteError, match="this afmoe backbone has none"):
         ah.attach(build("afmoe", "AutoModelForCausalLM"), "bitfit")
-
-
-# One of each kind: a class to choose, an option that is missing, sizes that depend on each other.
-OVERRIDDEN = (
-    "bamba", "deepseek_v3", "deit", "lfm2_moe", "mamba2", "moonshine_streaming", "swinv2", "zamba",
-)  # fmt: skip
-if tiny_models.FULL_MATRIX:  # without one that runs anyway, but reads the first token alone
-    OVERRIDDEN = tuple(sorted(OVERRIDES.keys() - {"clipseg"}))
-
-
-def tiny(model_type):
-    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
-    return every_type.build(model_type, auto, tiny=True)
-
-
-def states(model_type):
-    """Return whether a type is built, and whether its model runs."""
-    model = tiny(model_type)
-    return model is not None, model is not None and sweep_cells.inputs_for(model) is not None
-
-
-@pytest.mark.parametrize("model_type", OVERRIDDEN)
-def test_an_entry_of_the_table_makes_a_type_small_and_is_needed(model_type, monkeypatch):
-    with_entry = states(model_type)
-    assert with_entry[0]
-    monkeypatch.setattr(shrink, "OVERRIDES", {})
-    assert states(model_type) < with_entry

@@ -9,8 +9,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family, Stack
@@ -46,23 +44,6 @@ def test_a_draft_survives(model_type, tmp_path):
     """Layers that differ, several stacks, parts that are not known, further projections."""
     row = discover(every_type.build(model_type, every_type.autos(model_type)[-1]))
     assert copies(row, tmp_path) == (row,) * 3
-
-
-names = st.text("abcdefgh_.", min_size=1, max_size=8)
-sites = st.dictionaries(st.sampled_from(["attn.q", "attn.qkv", "ffn.up", "mixer.in_proj"]), names)
-
-
-@given(
-    sites=sites,
-    own=st.dictionaries(st.integers(0, 200), sites),
-    norms=st.sampled_from([None, "pre", "post", "an_option"]),
-    below=st.lists(names).map(tuple),
-)
-def test_any_row_survives_plain_data(sites, own, norms, below):
-    fused = {"attn.qkv": "heads"} if "attn.qkv" in sites else {}
-    stack = Stack("decoder", "layers", sites, fused=fused, norms=norms, own=own)
-    row = Family(("new",), (stack,), below)
-    assert read_family(family_data(row)) == row
 
 
 def test_defaults_are_not_written():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import every_type
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
+from tests.kit.matrix import AT_EMBEDDINGS, OF_TEXTS
 from tests.kit.selection import long_table
 
 
@@ -21,8 +23,8 @@ def model():
     return every_type.build("llama", "AutoModelForCausalLM", tiny=True)
 
 
-# Latent attention, experts, one key-value head, pictures, sound.
-COMMON = ("deepseek_v3", "gpt_oss", "falcon", "vit", "wav2vec2")
+# Latent attention, experts, one key-value head, sound.
+COMMON = ("deepseek_v3", "gpt_oss", "falcon", "wav2vec2")
 METHODS_OF_EACH_KIND = ("lora", "pfeiffer", "ia3", "prefix", "bitfit", "norms", "full", "unfreeze")
 REFUSED = {
     ("deepseek_v3", "bitfit"): "this deepseek_v3 backbone has none",
@@ -96,6 +98,21 @@ def test_a_method_without_a_place_is_refused(model_type, method):
     found = outcome(model_type, method)
     assert found.startswith("refused: ")
     assert REFUSED[model_type, method] in found
+
+
+# A ViT has no tokens, nor the encoder of Whisper, which has no task head.
+NOT_APPLICABLE = {("vit", method) for method in (*AT_EMBEDDINGS, *OF_TEXTS)}
+NOT_APPLICABLE |= {("whisper", "head"), ("whisper", "alora")}
+SEEN_AND_HEARD = list(itertools.product(("vit", "whisper"), sorted(METHODS)))
+
+
+@long_table(("model_type", "method"), SEEN_AND_HEARD, 12, nightly=3)
+def test_pictures_and_speech(model_type, method):
+    found = outcome(model_type, method)
+    if (model_type, method) in NOT_APPLICABLE:
+        assert re.match(r"refused: .*(does not fit|nothing would train)", found)
+    else:
+        assert found == "ok"
 
 
 def test_what_a_random_model_does_not_compute_is_no_failure():

@@ -16,7 +16,7 @@ import adapterhub as ah
 from adapterhub.methods.bottleneck import Bottleneck
 from adapterhub.methods.compacter import KroneckerLinear
 from tests.kit import tiny_models
-from tests.kit.data import train
+from tests.kit.matrix import train_save_and_load
 from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
@@ -107,21 +107,6 @@ ARCHITECTURES = (
 CELLS = [(spec, architecture) for spec in SPECS for architecture in ARCHITECTURES]
 
 
-def trains_saves_and_detaches(cell, folder):
-    model, spec = cell.model, cell.method
-    adapter = ah.attach(model, spec)
-    losses = train(adapter, steps=6)
-    assert losses[-1] < losses[0]
-    assert all(p.grad is not None for p in adapter.parameters())
-    tiny_models.scramble(adapter)
-    expected = logits(copy.deepcopy(model))
-    adapter.save(folder)
-    adapter.detach()
-    cell.check_bare()
-    ah.load(model, folder)
-    assert torch.equal(logits(model), expected)
-
-
 WITH_OPTIONS = (
     contract.padding_does_not_change_a_row,
     contract.gradient_checkpointing_gives_equal_gradients,
@@ -137,7 +122,7 @@ def test_the_contract_holds(spec, architecture, subtests, tmp_path, monkeypatch)
     # in tests/hooks/test_rows.py.
     monkeypatch.setattr(contract, "is_routed", lambda cell: False)
     with subtests.test("trains, saves and detaches"), cell.checked():
-        trains_saves_and_detaches(cell, tmp_path / "adapter")
+        train_save_and_load(cell.model, spec, tmp_path / "adapter", 6)
     for holds, check in contract.INVARIANTS:
         if check in WITH_OPTIONS and holds(cell):
             with subtests.test(check.__name__), cell.checked():

@@ -8,10 +8,6 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import MergeError, SiteError
-from adapterhub.methods.freeze import Freeze
-from adapterhub.methods.full import Full
-from adapterhub.methods.staged import Staged
-from adapterhub.methods.unfreeze import Unfreeze
 from tests.kit import tiny_models
 from tests.kit.tiny_adapters import trained_names
 
@@ -94,57 +90,6 @@ def test_a_part_of_a_shared_bias_is_refused():
         trained_names("gpt2", "bitfit(sites=['attn.q', 'attn.o'])")
     assert error.value.offenders == ("attn.q",)
     assert trained_names("gpt2", error.value.hint)
-
-
-# The stage and the learning rate of each layer.
-
-
-def plan(method, **config):
-    anatomy = ah.anatomy_of(tiny_models.model("bert", **config))
-    return {anatomy.key(step.path): step for step in method.plan(anatomy)}
-
-
-@pytest.mark.parametrize(
-    ("method", "rates"),
-    [
-        (Full(decay=2.0), {"pooler": 1, "1": 1, "0": 0.5, "embeddings": 0.25}),
-        (Freeze(top=2, decay=4.0), {"pooler": 1, "1": 1, "0": 0.25}),
-        (Unfreeze(), {"pooler": 1, "1": 1, "0": 1 / 2.6, "embeddings": 2.6**-2}),
-    ],
-)
-def test_the_learning_rate_decays_from_layer_to_layer(method, rates):
-    found = {name.split(".")[1]: step.rate for name, step in plan(method).items()}
-    assert found == pytest.approx(rates)
-
-
-@pytest.mark.parametrize(
-    ("method", "layers", "embeddings"),
-    [(Unfreeze(), [2, 1, 0], 3), (Unfreeze(size=2), [1, 0, 0], 2)],
-)
-def test_layers_join_from_the_top_and_embeddings_last(method, layers, embeddings):
-    steps = plan(method, num_hidden_layers=3)
-    assert [steps[f"encoder.{n}.ffn.up.weight"].stage for n in range(3)] == layers
-    assert steps["backbone.pooler.dense.weight"].stage == 0
-    assert {s.stage for name, s in steps.items() if "embeddings" in name} == {embeddings}
-
-
-def stages(*groups):
-    anatomy = ah.anatomy_of(tiny_models.model("bert"))
-    found = Staged(groups=groups).stages(anatomy)
-    return {anatomy.key(path): stage for path, stage in found.items()}, len(anatomy.parameters())
-
-
-def test_the_first_group_that_matches_a_parameter_decides():
-    stage, number = stages("top 1", "norms", "everything")
-    assert stage["encoder.1.ffn.up.weight"] == 0
-    assert stage["encoder.1.ffn.norm.weight"] == 0, "a norm of the top layer"
-    assert stage["encoder.0.ffn.norm.weight"] == 1
-    assert stage["encoder.0.ffn.up.weight"] == 2
-    assert len(stage) == number
-    stage, _ = stages("norms + encoder.0.attn.q.*", "embeddings")  # words and patterns together
-    assert stage["encoder.0.attn.q.bias"] == stage["encoder.1.ffn.norm.bias"] == 0
-    assert {s for name, s in stage.items() if "word_embeddings" in name} == {1}
-    assert "encoder.1.attn.q.bias" not in stage, "a parameter in no group stays frozen"
 
 
 # Tables that several modules use.

@@ -32,39 +32,6 @@ def test_an_update_is_scaled_by_its_gate(method):
         torch.testing.assert_close(update(x, y), y + x @ update.A.T @ update.B.T)
 
 
-@pytest.mark.parametrize("gate", ["token", "sequence"])
-def test_an_adapter_that_reads_the_block_has_its_gate_read_the_block(gate):
-    """The output equals that computed with the layer's own modules."""
-    model = tiny_models.model("bert", "features")
-    adapter = ah.attach(
-        model, f"unipelt(sites=['ffn'], layers=0, source=block, activation=tanh, gate={gate})"
-    )
-    tiny_models.scramble(adapter, std=0.5)
-    layer, seen = model.encoder.layer[0], {}
-    layer.output.dense.register_forward_pre_hook(lambda m, args: seen.update(middle=args[0]))
-    layer.output.LayerNorm.register_forward_hook(lambda m, a, y: seen.update(sum=a[0], out=y))
-    layer.intermediate.register_forward_pre_hook(lambda m, args: seen.update(residual=args[0]))
-    with torch.no_grad():
-        model(**tiny_models.batch())
-        host, tensors = layer.output.dense, adapter.tensors()
-        y = torch.nn.functional.linear(seen["middle"], host.weight, host.bias)
-        norm = layer.output.LayerNorm
-        block = torch.nn.functional.layer_norm(
-            seen["residual"] + y, norm.normalized_shape, norm.weight, norm.bias, norm.eps
-        )
-        path = "encoder.0.ffn.pfeiffer"
-        down, up = (
-            lambda z, part=part: torch.nn.functional.linear(
-                z, tensors[f"{path}.update.{part}.weight"], tensors[f"{path}.update.{part}.bias"]
-            )
-            for part in ("down", "up")
-        )
-        g = torch.sigmoid(block @ tensors[f"{path}.gate.weight"][0] + tensors[f"{path}.gate.bias"])
-        g = g if gate == "token" else g.mean(1, keepdim=True)
-        expected = seen["residual"] + y + g[..., None] * up(torch.tanh(down(block)))
-    torch.testing.assert_close(seen["sum"], expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("sites", "parts"),
     [

@@ -120,19 +120,6 @@ def test_projections_are_found_by_their_names_sizes_and_places(case):
     assert sites_of_layer(built(parts, NewConvLayer), 4) == sites
 
 
-LLAMA = {f"attn.{r}": f"self_attn.{r}_proj" for r in "qkvo"} | {
-    "attn.kv": "self_attn", "attn.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm",
-    "ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.down_proj",
-}  # fmt: skip
-MAMBA = {n: n for n in ("mixer", *(f"mixer.{p}_proj" for p in ("in", "x", "dt", "out")))}
-
-
-@pytest.mark.parametrize(("model_type", "sites"), [("llama", LLAMA), ("mamba", MAMBA)])
-def test_the_sites_of_a_layer_of_transformers(model_type, sites):
-    model = every_type.build(model_type, "AutoModel")
-    assert sites_of_layer(model.layers[0], model.config.hidden_size) == sites
-
-
 # model type -> role -> the norm in a layer; None: its role is ambiguous.
 NORMS = {
     "bitnet": {"attn.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"},

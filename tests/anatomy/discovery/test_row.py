@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import re
 from dataclasses import replace
 
 import every_type
@@ -22,19 +20,12 @@ from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.discovery.row import discovered_stack, layer_lists, named
 from adapterhub.anatomy.family import Stack
 from adapterhub.errors import SiteError
-from adapterhub.methods import METHODS
 from tests.kit import tiny_models
-from tests.kit.matrix import AT_EMBEDDINGS, OF_TEXTS
 from tests.kit.selection import long_table
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 64, "num_key_value_heads": 2, "initializer_range": 0.15,
-}  # fmt: skip
-_BART = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-    "decoder_start_token_id": 1,
 }  # fmt: skip
 
 
@@ -72,37 +63,6 @@ def test_discovery_agrees_with_the_row(architecture):
         assert by_structure.layer_of(path) == by_row.layer_of(path), path
 
 
-def picture_model():
-    config = transformers.ViTConfig(**_PLAIN, image_size=8, patch_size=4, num_labels=3)
-    inputs = {"pixel_values": torch.randn(2, 3, 8, 8)}
-    return transformers.ViTForImageClassification(config).eval(), inputs
-
-
-def speech_model():
-    sizes = _BART | {"num_mel_bins": 8, "max_source_positions": 10, "vocab_size": tiny_models.VOCAB}
-    tokens = {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
-    config = transformers.WhisperConfig(**sizes, **tokens)
-    ids = torch.tensor([[5, 6], [7, 8]])
-    inputs = {"input_features": torch.randn(2, 8, 20), "decoder_input_ids": ids}
-    return transformers.WhisperForConditionalGeneration(config).eval(), inputs
-
-
-# A ViT has no tokens, nor the encoder of Whisper, which has no task head.
-NOT_APPLICABLE = {(picture_model, method) for method in (*AT_EMBEDDINGS, *OF_TEXTS)}
-NOT_APPLICABLE |= {(speech_model, "head"), (speech_model, "alora")}
-MADE = (picture_model, speech_model)
-
-
-@long_table(("make", "method"), list(itertools.product(MADE, sorted(METHODS))), 12, nightly=3)
-def test_pictures_and_speech(make, method):
-    model, inputs = make()
-    found = sweep_cells.cell(model, method, inputs)
-    if (make, method) in NOT_APPLICABLE:
-        assert re.match(r"refused: .*(does not fit|nothing would train)", found)
-    else:
-        assert found == "ok"
-
-
 # A fused projection whose parts are not known, layers in pieces, convolutions in place of
 # projections, no layers at all: what is there, and methods that do not fit.
 PARTIAL = {
@@ -131,14 +91,7 @@ def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(model_type):
 
 def test_stacks_are_named_after_what_they_read(subtests):
     cases = [
-        ([("decoder", "layers")], True, ["decoder"]),
         ([("encoder", "text_model.layers")], True, ["encoder"]),
-        ([("encoder", "encoder.layers"), ("decoder", "decoder.layers")], False,
-         ["encoder", "decoder"]),
-        ([("encoder", "visual.blocks"), ("decoder", "language_model.layers")], True,
-         ["vision", "language"]),
-        ([("encoder", "vision_model.layers"), ("encoder", "text_model.layers")], True,
-         ["vision", "language"]),
         ([("encoder", "image_a.layers"), ("encoder", "image_b.layers")], False,
          ["vision", "vision2"]),
         ([("encoder", "audio_tower.layers"), ("decoder", "layers")], True, ["audio", "decoder"]),
@@ -237,22 +190,6 @@ def test_networks_stand_in_for_attention_only_where_there_is_none():
     assert {placed.site.role for placed in adapter.placed} == {"ffn.up", "ffn.down"}
     with pytest.raises(SiteError, match="no such site"):
         ah.attach(every_type.build("xlnet", "AutoModel", tiny=True), "lora")
-
-
-def test_the_lists_of_a_model(subtests):
-    cases = [
-        ("bert", ["encoder.layer"]),
-        ("bart", ["encoder.layers", "decoder.layers"]),
-        ("albert", ["encoder.albert_layer_groups.*.albert_layers"]),
-        ("clip", ["text_model.encoder.layers", "vision_model.encoder.layers"]),
-        ("qwen3_next", ["layers"]),  # attention in some
-        ("mamba", ["layers"]),  # attention in none
-    ]
-    for model_type, paths in cases:
-        with subtests.test(model_type=model_type):
-            found = layer_lists(every_type.build(model_type, "AutoModel"))
-            assert [path for path, _ in found] == paths
-            assert all(layers for _, layers in found)
 
 
 A = nn.ModuleDict({f"{name}_proj": nn.Linear(4, 4) for name in "qkvo"})  # attention

@@ -73,13 +73,6 @@ def packed_model(architecture, folder, seed=0):
     return model.requires_grad_(False)
 
 
-def test_every_method_is_covered():
-    assert {"dora", "pissa"} <= READ_WEIGHTS
-    assert "lora" not in READ_WEIGHTS
-    assert {m for m, _ in SUPPORTED} == METHODS.keys() - READ_WEIGHTS - TRAIN_WEIGHTS
-    assert {m for m, _ in UNSUPPORTED} == READ_WEIGHTS | TRAIN_WEIGHTS
-
-
 @long_table(("method", "architecture"), SUPPORTED, parts=6)
 def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")

@@ -115,15 +115,17 @@ def test_saved_bytes_do_not_depend_on_the_hash_seed(backbone, data, tmp_path):
         assert str(backbone).encode() not in written
 
 
-def test_the_problem_type_of_a_head_is_restored(tmp_path):
-    """problem_type is restored with the head, so the loss stays the same."""
+def test_the_problem_type_and_the_number_of_labels_of_a_head_are_restored(tmp_path):
+    """With the head, so the loss stays the same; detached, the model has its own."""
     model = tiny_models.model("bert", problem_type="multi_label_classification")
     ah.attach(model, "lora").save(tmp_path / "a")
     again = tiny_models.model("bert", num_labels=5)
-    ah.load(again, tmp_path / "a")
+    adapter = ah.load(again, tmp_path / "a")
     assert again.config.problem_type == "multi_label_classification"
-    targets = torch.eye(3)
-    assert again(**tiny_models.batch(), labels=targets).loss.isfinite()
+    assert again.num_labels == 3
+    assert again(**tiny_models.batch(), labels=torch.eye(3)).loss.isfinite()
+    adapter.detach()
+    assert again.num_labels == again(**tiny_models.batch()).logits.shape[-1] == 5
 
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -11,8 +11,6 @@ import weakref
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import nn
 from transformers import AttentionInterface
 
 import adapterhub as ah
@@ -46,62 +44,13 @@ def test_one_error_lists_every_mismatched_tensor(tmp_path):
     assert not any("adapterhub" in name for name in model.state_dict())
 
 
-@pytest.mark.parametrize("name", ["mlp", "lora", "encoder", "default"])
-def test_a_saved_file_contains_every_trained_tensor(name, tmp_path):
-    """Names, shapes and sizes match the trainable parameters, whatever the adapter's name.
-
-    Empty tensors, which ZeRO-3 leaves on a rank, raise an error and write no file.
-    """
-    adapter = ah.attach(tiny_models.model("bert"), "mam", name=name)
-    adapter.save(tmp_path / "a")
-    saved = load_file(tmp_path / "a" / "adapter.safetensors")
-    live = {n: t for n, t in adapter.tensors().items() if isinstance(t, nn.Parameter)}
-    assert len(live) == len(adapter.parameters()) > 10
-    assert {n: t.shape for n, t in saved.items()} == {n: t.shape for n, t in live.items()}
+def test_tensors_that_zero_3_leaves_empty_on_a_rank_are_not_saved(tmp_path):
+    adapter = ah.attach(tiny_models.model("bert"), "mam")
     for parameter in adapter.parameters():
         parameter.data = torch.empty(0)
     with pytest.raises(OutputError, match="empty"):
         adapter.save(tmp_path / "b")
     assert not (tmp_path / "b").exists()
-
-
-class Zebra(nn.Module):
-    """A task head with an unusual name."""
-
-    def __init__(self):
-        super().__init__()
-        self.stripes = nn.Linear(32, 3)
-
-    def forward(self, x):
-        return self.stripes(x)
-
-
-def with_a_zebra(seed):
-    model = tiny_models.model(
-        "bert", id2label={0: "a", 1: "b", 2: "c"}, label2id={"a": 0, "b": 1, "c": 2}
-    )
-    torch.manual_seed(seed)
-    del model.classifier
-    model.zebra = Zebra()
-    object.__setattr__(model, "classifier", lambda x: model.zebra(x))
-    return model
-
-
-def test_a_head_with_any_module_name_is_restored(tmp_path):
-    """A head with an arbitrary module name is restored, and so are the labels."""
-    model = with_a_zebra(0)
-    adapter = ah.attach(model, "lora")
-    tiny_models.scramble(adapter)
-    expected = logits(model)
-    adapter.save(tmp_path / "a")
-    assert any(
-        n.startswith("head.zebra.stripes") for n in Saved.at(tmp_path / "a").manifest.tensors
-    )
-    again = with_a_zebra(1)
-    again.config.id2label = {0: "x", 1: "y", 2: "z"}
-    assert ah.load(again, tmp_path / "a").labels == ("a", "b", "c")
-    assert torch.equal(logits(again), expected)
-    assert again.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
 def rename_modules(model):

@@ -13,7 +13,6 @@ import torch
 
 import adapterhub as ah
 from adapterhub.backbones.compare import TOLERANCE
-from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint
@@ -244,18 +243,3 @@ def test_a_merged_model_has_its_own_fingerprint(tmp_path):
     ah.detach(model)
     ah.unmerge(model)
     assert adapter.manifest().backbone == base
-
-
-PROBED = [(a, kind) for a in tiny_models.CORE for kind in ("classification", "features")]
-
-
-@pytest.mark.parametrize(("architecture", "task"), [*PROBED, ("bert", "multiple-choice")])
-def test_every_model_accepts_its_probe(architecture, task):
-    model = tiny_models.model(architecture, task)
-    first, again = probe(model), probe(model)
-    assert first
-    for name, value in first.items():
-        assert value.isfinite().all()
-        assert torch.equal(value, again[name])
-        assert task == "multiple-choice" or not torch.equal(value[0], value[1]), "equal rows"
-    assert task != "multiple-choice" or first["logits"].shape == (1, 4)

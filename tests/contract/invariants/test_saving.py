@@ -17,10 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.backbones.probe import probe_batch
-from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import MismatchError
-from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from tests.kit import processes, selection, tiny_models
 from tests.kit.data import train
@@ -87,18 +84,6 @@ def saved(tmp_path):
     return tmp_path / "adapter", logits(model)
 
 
-def test_the_head_keeps_its_own_number_of_labels(saved):
-    folder, expected = saved
-    model = tiny_models.model("bert", num_labels=5)
-    adapter = ah.load(model, folder)
-    assert logits(model).shape == expected.shape
-    assert model.num_labels == model.config.num_labels == 3
-    assert model(**tiny_models.batch(), labels=torch.tensor([0, 1, 2])).loss.isfinite()
-    adapter.detach()
-    assert model.num_labels == 5
-    assert logits(model).shape[-1] == 5
-
-
 def test_a_model_of_another_size_or_without_a_head_is_refused(saved):
     folder, _ = saved
     with pytest.raises(MismatchError) as error:
@@ -107,42 +92,6 @@ def test_a_model_of_another_size_or_without_a_head_is_refused(saved):
     with pytest.raises(MismatchError, match="has a task head") as error:
         ah.load(tiny_models.model("bert", "features"), folder)
     assert "ham" in error.value.hint
-
-
-HEADS = sorted(name for name, row in TASK_MODELS.items() if row.has_head)
-READS = {"image-classification": "vit", "audio-classification": "wav2vec2"}
-TAGS = ["O", "B-x", "I-x"]
-assert len(HEADS) > 4
-
-
-@torch.no_grad()
-def outputs(model):
-    if model.main_input_name == "pixel_values":
-        size = model.config.image_size
-        pixels = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-        return model(pixels).to_tuple()
-    if model.main_input_name == "input_values":
-        return model(**probe_batch(model)).to_tuple()
-    ids = tiny_models.batch(3, 9)["input_ids"] % 20
-    several = type(model).__name__.endswith("MultipleChoice")
-    return model(ids[:, None].repeat(1, 2, 1) if several else ids).to_tuple()
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_a_head_is_saved_and_restored(kind, backbones, tmp_path):
-    backbone = backbones(READS.get(kind, "bert"))
-    model, _ = ah.load_backbone(str(backbone), task=kind, labels=TAGS)
-    adapter = ah.attach(model, "lora")
-    tiny_models.scramble(adapter)
-    before = outputs(model)
-    adapter.save(tmp_path / "adapter")
-    manifest = Saved.at(tmp_path / "adapter").manifest
-    assert manifest.task == kind
-    assert manifest.head
-    fresh, _ = ah.load_backbone(str(backbone), task=kind, labels=manifest.labels)
-    loaded = ah.load(fresh, tmp_path / "adapter")
-    assert loaded.labels == adapter.labels
-    assert all(torch.equal(a, b) for a, b in zip(before, outputs(fresh), strict=True))
 
 
 INFERENCE_FORMS = {

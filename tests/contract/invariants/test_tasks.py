@@ -73,13 +73,10 @@ RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN], 12, ni
 
 
 def test_the_matrix_covers_every_method_and_task():
-    assert len(TASKS) >= 10
     assert sorted(CASES) == NAMES
     assert {method for method, _ in CELLS} == METHODS.keys()
     assert {task for _, task in CELLS} == {*NAMES}
     assert set(UNSUPPORTED) < set(ALL)
-    cells = len(METHODS) * len(NAMES)
-    assert not tiny_models.FULL_MATRIX or len(CELLS) + len(UNSUPPORTED) == cells
 
 
 @pytest.fixture

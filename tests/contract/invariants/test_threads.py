@@ -109,11 +109,6 @@ def test_each_thread_computes_with_its_own_route(method, architecture):
     assert torch.equal(served.computed(), served.alone[None])
 
 
-def test_threads_cover_the_methods():
-    assert len({method for method, _ in ROUTED}) >= (18 if selection.ALL else 11)
-    assert {method for method, _ in SHARED} >= set(one_of_each_signature())
-
-
 def check_threads_agree(model):
     """Check that the output of each thread is that of one alone."""
     expected = logits(model, **batch())
@@ -142,20 +137,6 @@ def test_parameters_in_fp32_serve_threads_of_a_bf16_backbone(method):
     assert all(p.dtype == torch.float32 for p in adapter.parameters())
     model(**batch(), labels=torch.zeros(3, dtype=torch.long)).loss.backward()
     assert all(p.grad is not None for p in adapter.parameters())
-
-
-def test_threads_without_a_route_compute_with_what_is_active():
-    served = Served(tiny_models.language_model("llama"), "lora")
-    ah.activate(served.model, "a0")
-
-    def serve(number):
-        for _ in range(40):
-            if number % 2:
-                served.check_route(*[f"a{number}"] * 3)
-            else:
-                served.check(served.computed(), "a0", "a0", "a0")
-
-    assert run_threads(serve) == []
 
 
 @pytest.mark.parametrize("method", ["lora", "mam", "prompt"])
@@ -265,7 +246,6 @@ def test_gradients_are_recomputed_with_the_route_of_the_forward_pass(method, ree
         torch.testing.assert_close(here, there, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_route_follows_its_coroutine():
     """asyncio interleaves coroutines in one thread, and hands calls to others; none is left."""
     served = Served(tiny_models.usual_model("llama"), "lora", 4)
@@ -285,10 +265,6 @@ def test_a_route_follows_its_coroutine():
         for output in outputs:
             served.check(output, *[f"a{number}"] * 3)
     assert get_state(model).routes == []
-    ah.activate(model)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    served.check(served.computed(compiled), None, None, None)
-    torch._dynamo.reset()
 
 
 def test_an_interrupted_pass_leaves_nothing_behind():

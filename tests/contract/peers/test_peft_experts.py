@@ -18,7 +18,7 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.peft.experts import unpacked
 from adapterhub.interchange.peft.files import TENSORS_FILE
-from tests.kit.own_models import expert_logits, expert_model, redraw
+from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
 
 pytestmark = [
@@ -29,19 +29,6 @@ pytestmark = [
     # peft applies patterns to parameters, and says that it does not.
     pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning"),
 ]
-# Those in transformers 5.23 whose tiny model computes. peft reads its own file of Unlimited-OCR as
-# an adapter that changes nothing.
-TYPES = (
-    *("mixtral", "nemotron_h", "gpt_oss", "llama4_text", "granitemoe", "deepseek_v3", "afmoe"),
-    *("aria", "aria_text", "cohere2_moe", "deepseek_v2", "deepseek_v4", "dots1", "dots3_note_text"),
-    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite"),
-    *("glm5_next", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe"),
-    *("hy_v3", "hy_v4", "jamba", "kimi_linear", "kolibri1", "laguna", "lfm2_moe", "llama4"),
-    *("mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text"),
-    *("muse_spark", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text"),
-    *("qwen3_moe", "qwen3_next", "qwen3_omni_moe_thinker", "qwen3_vl_moe", "qwen4_exp_text"),
-    *("solar_open", "zaya"),
-)
 VARIANTS = {
     "plain": {},
     "ranks": {"rank_pattern": {"down_proj": 2}, "use_rslora": True},
@@ -104,7 +91,7 @@ def check_gradients(adapter, theirs, ours_out, theirs_out):
 CELLS = [(name, [*VARIANTS][i % len(VARIANTS)]) for i, name in enumerate(TYPES)]
 
 
-@long_table(("model_type", "variant"), CELLS, 16, nightly=4)
+@long_table(("model_type", "variant"), CELLS, 4)
 def test_a_peft_adapter_of_experts_stays_low_rank(model_type, variant, tmp_path):
     model = expert_model(model_type)
     theirs = peft_model(model, **VARIANTS[variant])
