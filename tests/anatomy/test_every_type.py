@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.anatomy import FAMILIES, anatomy_of
+from adapterhub.anatomy import anatomy_of
 from adapterhub.anatomy.projections import call_order
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
@@ -145,50 +145,39 @@ def test_experts_are_the_feed_forward_of_their_layers(model_type):
     assert whole == [f"{s}.{n}.ffn.up" not in anatomy.sites for s, n in layers]
 
 
-STACKS = {
-    "clip": {"language", "vision"},
-    "qwen2_vl": {"language", "vision"},
-    "qwen2_audio": {"language", "audio"},
-    "kimi_linear": {"decoder"},
-    "whisper": {"encoder", "decoder"},
-    "t5gemma": {"encoder", "decoder"},
-    "instructblip": {"vision", "language", "encoder"},
+OF_TYPES = {  # the stacks, and the roles of some layer, among others
+    "clip": ({"language", "vision"}, set()),
+    "qwen2_vl": ({"language", "vision"}, set()),
+    "qwen2_audio": ({"language", "audio"}, set()),
+    "kimi_linear": ({"decoder"}, set()),
+    "whisper": ({"encoder", "decoder"}, set()),
+    "t5gemma": ({"encoder", "decoder"}, set()),
+    "instructblip": ({"vision", "language", "encoder"}, set()),
+    "deepseek_v3": ({"decoder"}, {"attn.q_a", "attn.q_b", "attn.kv_a", "attn.kv_b", "ffn.gate"}),
+    "mamba": ({"decoder"}, {"mixer.in_proj", "mixer.out_proj", "mixer"}),
+    "jamba": ({"decoder"}, {"mixer.in_proj", "mixer.norm", "ffn.norm", "ffn.up"}),
+    "recurrent_gemma": ({"decoder"}, {"mixer.linear_x", "ffn.gate", "ffn.down"}),
+    "lfm2": ({"decoder"}, {"attn.q", "ffn.gate", "ffn.up", "ffn.down"}),
+    "gemma3n_text": ({"decoder"}, {"attn.q", "attn.o", "ffn.gate", "other.per_layer_input_gate"}),
+    "xmod": ({"encoder"}, {"attn.q", "ffn.up", "ffn.down"}),
 }
 
 
-def test_the_stacks_of_a_model_have_names(subtests):
-    for model_type in STACKS:
+def test_the_stacks_and_sites_of_an_irregular_architecture(subtests):
+    for model_type, (stacks, roles) in OF_TYPES.items():
         with subtests.test(model_type=model_type):
             model = every_type.build(model_type, every_type.autos(model_type)[-1])
             anatomy = anatomy_of(model)
-            assert set(anatomy.stacks) == STACKS[model_type]
+            assert set(anatomy.stacks) == stacks
+            layers = {}
+            for site in anatomy.sites.values():
+                layers.setdefault((site.stack, site.layer), set()).add(site.role)
+            assert any(roles <= found for found in layers.values())
             embeds = [site.stack for site in anatomy.sites.values() if site.role == "embed"]
             assert not {"vision", "audio"} & set(embeds)
             if embeds:
                 placed = ah.attach(model, "prompt").placed
                 assert [each.site.id for each in placed] == [f"{embeds[0]}.embed"]
-
-
-SITES = {  # the roles of some layer, among others
-    "deepseek_v3": {"attn.q_a", "attn.q_b", "attn.kv_a", "attn.kv_b", "attn.o", "ffn.gate"},
-    "mamba": {"mixer.in_proj", "mixer.out_proj", "mixer"},
-    "jamba": {"mixer.in_proj", "mixer.norm", "ffn.norm", "ffn.up"},
-    "recurrent_gemma": {"mixer.linear_x", "ffn.gate", "ffn.down"},
-    "lfm2": {"attn.q", "ffn.gate", "ffn.up", "ffn.down"},
-    "gemma3n_text": {"attn.q", "attn.o", "ffn.gate", "other.per_layer_input_gate"},
-    "xmod": {"attn.q", "ffn.up", "ffn.down"},
-}
-
-
-def test_the_sites_of_an_irregular_architecture(subtests):
-    for model_type in SITES:
-        with subtests.test(model_type=model_type):
-            anatomy = anatomy_of(every_type.build(model_type, every_type.autos(model_type)[0]))
-            layers = {}
-            for site in anatomy.sites.values():
-                layers.setdefault((site.stack, site.layer), set()).add(site.role)
-            assert any(SITES[model_type] <= roles for roles in layers.values())
-            assert model_type not in FAMILIES
 
 
 def test_a_recurrence_next_to_attention_is_no_fused_projection():

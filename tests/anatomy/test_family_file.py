@@ -11,16 +11,10 @@ import transformers
 import yaml
 
 import adapterhub as ah
-from adapterhub.anatomy import FAMILIES, Family, Stack
+from adapterhub.anatomy import FAMILIES, Family, Stack, family_file
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.discovery import discover
-from adapterhub.anatomy.family_file import (
-    family_data,
-    family_yaml,
-    read_family,
-    row_text,
-    use_family,
-)
+from adapterhub.anatomy.family_file import family_data, family_yaml, read_family, use_family
 from adapterhub.errors import BackboneError, ConfigError, FileError, MismatchError
 from adapterhub.files.native import Saved
 from tests.kit import tiny_models
@@ -30,7 +24,7 @@ def copies(row, folder):
     """Read a row again: from YAML, from plain data, from source."""
     path = folder / "row.yaml"
     path.write_text(family_yaml(row), "utf-8")
-    source = eval(row_text(row), {"Family": Family, "Stack": Stack})
+    source = eval(family_file.row_text(row), {"Family": Family, "Stack": Stack})
     return read_family(path), read_family(family_data(row)), source
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModel, ReformerConfig
+from transformers import CONFIG_MAPPING
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
 from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.llama4.modeling_llama4 import Llama4Router
@@ -16,7 +16,6 @@ from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
 from adapterhub.anatomy import projections
-from adapterhub.errors import SiteError
 from tests.kit.own_models import TRANSPOSED, TYPES, expert_model, holders
 
 
@@ -291,22 +290,3 @@ def test_a_router_is_beside_the_experts_and_has_an_output_for_each():
     assert (
         projections.router_weight(nn.Linear(8, 4)) is None
     )  # a projection: hooks change its output
-
-
-TINY = {
-    "vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8,
-    "feed_forward_size": 24, "axial_pos_embds": False, "local_attn_chunk_length": 3,
-    "lsh_attn_chunk_length": 3,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kinds", [["local", "local"], ["lsh", "local", "lsh"]])
-def test_reformer_computes_its_layers_in_a_function(kinds: list[str]) -> None:
-    model = AutoModel.from_config(ReformerConfig(**TINY, attn_layers=kinds))
-    assert projections.reversible_stack(model, "encoder.layers.0") is model.encoder
-
-
-def test_its_layers_return_two_streams_which_are_not_mixed() -> None:
-    model = AutoModel.from_config(ReformerConfig(**TINY, attn_layers=["local", "lsh"]))
-    with pytest.raises(SiteError, match="scalar-mix does not fit a reformer backbone"):
-        ah.attach(model, "scalar-mix")

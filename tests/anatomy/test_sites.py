@@ -217,14 +217,6 @@ def test_a_bad_selection_is_refused(layers, problem):
     assert "top 4" in error.value.expected
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0..2, 5, 7..8"), ({2, 1, 0}, "0..2")],
-)
-def test_numbers_are_written_with_ranges(numbers, text):
-    assert anatomy_sites.number_ranges(numbers) == text
-
-
 def groups_of(model_type):
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
     return anatomy_sites.layer_groups(ah.anatomy_of(every_type.build(model_type, auto)))

@@ -28,6 +28,7 @@ COMMON = ("deepseek_v3", "gpt_oss", "falcon", "wav2vec2")
 METHODS_OF_EACH_KIND = ("lora", "pfeiffer", "ia3", "prefix", "bitfit", "norms", "full", "unfreeze")
 REFUSED = {
     ("deepseek_v3", "bitfit"): "this deepseek_v3 backbone has none",
+    ("reformer", "scalar-mix"): "scalar-mix does not fit a reformer backbone",  # two streams
     # Token ids are read next to embeddings, or parts of the text model are called.
     **{(each, "prompt"): "prompt does not fit" for each in (
         "deepseek_v4", "fsmt", "speech_to_text", "bridgetower"

@@ -38,14 +38,7 @@ def plain(family: Family) -> bool:
 
 
 PLAIN_ROWS = [a for a in tiny_models.ARCHITECTURES if plain(FAMILIES[a])]
-
-
-def test_most_rows_are_plain():
-    assert len(PLAIN_ROWS) >= 25
-    assert set(FAMILIES) - set(PLAIN_ROWS) >= {
-        "deberta", "deberta-v2", "modernbert", "xlnet", "openai-gpt", "gpt2", "gpt_neox", "bloom",
-        "phi3",
-    }  # fmt: skip
+assert len(PLAIN_ROWS) >= 25
 
 
 @long_table("architecture", PLAIN_ROWS, 2)

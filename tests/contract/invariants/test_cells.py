@@ -26,28 +26,11 @@ from adapterhub.errors import AttachError, MergeError, SiteError
 from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.ops import cayley
-from tests.kit import selection, tiny_models
+from tests.kit import matrix, selection, tiny_models
 from tests.kit.compare import differences, observed
 from tests.kit.data import train
 from tests.kit.devices import META, HostUses, uses_of_the_host
-from tests.kit.matrix import (
-    ALL_CELLS,
-    CELLS,
-    EVERY_METHOD_ON,
-    ONLY_IN_ATTENTION,
-    REFUSED,
-    SHARED,
-    SMALLER,
-    alone,
-    attach_smaller,
-    attach_two,
-    every_cell,
-    example,
-    few,
-    mergeable,
-    nightly,
-    representatives,
-)
+from tests.kit.matrix import CELLS, REFUSED, every_cell, example, representatives
 from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
@@ -270,7 +253,7 @@ def padding_does_not_change_a_row(cell: Cell) -> None:
     torch.testing.assert_close(together, torch.cat(alone), atol=2e-5, rtol=1e-4)
 
 
-MERGEABLE = mergeable()
+MERGEABLE = matrix.mergeable()
 # fp16 and bf16 are tested on one architecture per weight layout, on all in the full matrix.
 HALF_PRECISION = (
     tiny_models.MATRIX if tiny_models.FULL_MATRIX else ("bert", "gpt2", "gpt_neox", "llama", "t5")
@@ -345,7 +328,7 @@ def is_routed(cell: Cell) -> bool:
 
 def uses_shared_projections(cell: Cell, *adapters: Any) -> bool:
     """Whether an adapter has modules at projections that do not see one row per example."""
-    roles = SHARED.get(cell.architecture, ())
+    roles = matrix.SHARED.get(cell.architecture, ())
     return any(p.site.role in roles for a in adapters for p in a.placed)
 
 
@@ -361,10 +344,10 @@ def batch_with_padding() -> dict[str, torch.Tensor]:
 @invariant_of(is_routed)
 def each_row_of_a_route_equals_its_solo_run(cell: Cell) -> None:
     model = cell.model
-    adapters = attach_two(model, cell.method)
+    adapters = matrix.attach_two(model, cell.method)
     batch = batch_with_padding()
     rows = ["b", "a", None, "b"]
-    solo = {name: alone(model, name, lambda: logits(model, **batch)) for name in set(rows)}
+    solo = {name: matrix.alone(model, name, lambda: logits(model, **batch)) for name in set(rows)}
     ah.activate(model, "b")
     if uses_shared_projections(cell, *adapters):
         with pytest.raises(AttachError, match=r"the batch at .* has 1"), ah.route(model, rows):
@@ -427,7 +410,9 @@ def generation_is_independent_of_cache_padding_and_route(cell: Cell) -> None:
 def check_generation(cell: Cell, model: Any, ids: torch.Tensor) -> None:
     """Check the logits of an adapter's texts, the first of which has padding on the left."""
     bare = generated(model, ids)
-    adapters = attach_two(model, cell.method) if is_routed(cell) else (cell.attach("a", on=model),)
+    adapters = (
+        matrix.attach_two(model, cell.method) if is_routed(cell) else (cell.attach("a", on=model),)
+    )
     ah.activate(model, "a")
     cached = generated(model, ids)
     assert not torch.allclose(cached, bare, atol=1e-3), "the adapter is not applied"
@@ -447,7 +432,7 @@ def check_generation(cell: Cell, model: Any, ids: torch.Tensor) -> None:
 
 def check_routed_generation(model: Any, ids: Any, bare: Any, of_a: Any) -> None:
     """Check that rows with a, the bare backbone and b are those of each alone."""
-    of_b = alone(model, "b", lambda: generated(model, ids))
+    of_b = matrix.alone(model, "b", lambda: generated(model, ids))
     expected = torch.stack([of_a[:, 0], bare[:, 1], of_b[:, 2]], dim=1)
     with ah.route(model, ["a", None, "b"]):
         for cache in (True, False):
@@ -469,7 +454,7 @@ def bare_on_meta(architecture: str) -> tuple[str, set[str]]:
         return "features", uses_of_the_host(on_meta(architecture, "features"))
 
 
-ON_META = EVERY_METHOD_ON[0]
+ON_META = matrix.EVERY_METHOD_ON[0]
 
 
 def on_meta(architecture: str, task: str) -> Any:
@@ -488,7 +473,7 @@ def is_on_meta(cell: Cell) -> bool:
         return True
     if cell.method != representatives()[cell.method]:
         return False
-    by_default = selection.ALL and (cell.method, cell.architecture) in few(CELLS)
+    by_default = selection.ALL and (cell.method, cell.architecture) in matrix.few(CELLS)
     return cell.architecture == ON_META or by_default
 
 
@@ -501,9 +486,11 @@ def a_pass_stays_on_its_device(cell: Cell) -> None:
     model = on_meta(cell.architecture, task)
     with torch.device(META):
         adapter = ah.attach(model, example(cell.method), name="a")
-        attach_smaller(model, cell.method, name="b")
+        matrix.attach_smaller(model, cell.method, name="b")
     assert uses_of_the_host(model) == uses
-    shared = {placed.site.role for placed in adapter.placed} & {*SHARED.get(cell.architecture, ())}
+    shared = {placed.site.role for placed in adapter.placed} & {
+        *matrix.SHARED.get(cell.architecture, ())
+    }
     if is_routed(cell) and not shared:
         assert uses_of_the_host(model, ["a", None, "b", "a"]) == uses
 
@@ -528,21 +515,25 @@ def test_the_cells_cover_every_method_signature_and_architecture() -> None:
     assert len(METHODS) >= 11
     assert len(tiny_models.ARCHITECTURES) >= 37
     assert set(tiny_models.CORE) <= set(tiny_models.ARCHITECTURES)
-    assert REFUSED.keys() < set(ALL_CELLS)
+    assert REFUSED.keys() < set(matrix.ALL_CELLS)
     if tiny_models.MATRIX in (tiny_models.CORE, tiny_models.ARCHITECTURES):
         cells = set(CELLS) | REFUSED.keys()
-        assert {(m, a) for m in METHODS for a in EVERY_METHOD_ON} <= cells
+        assert {(m, a) for m in METHODS for a in matrix.EVERY_METHOD_ON} <= cells
         of_each = {(m, a) for m in representatives().values() for a in tiny_models.MATRIX}
         assert of_each <= cells
-        assert tiny_models.MATRIX == tiny_models.CORE or cells == set(ALL_CELLS)
+        assert tiny_models.MATRIX == tiny_models.CORE or cells == set(matrix.ALL_CELLS)
         assert 15 <= len(set(representatives().values())) < len(METHODS)
         writers = {a for _, a in CELLS} & {*tiny_models.GENERATORS}
         assert writers & {*tiny_models.DECODERS}
         assert writers & {*tiny_models.ENCODER_DECODERS}
-        for run in (few(CELLS), nightly(CELLS)) if tiny_models.MATRIX == tiny_models.CORE else ():
+        for run in (
+            (matrix.few(CELLS), matrix.nightly(CELLS))
+            if tiny_models.MATRIX == tiny_models.CORE
+            else ()
+        ):
             assert {m for m, _ in run} == {m for m, _ in CELLS}
             assert {a for _, a in run} == {a for _, a in CELLS}
-    assert SMALLER.keys() < METHODS.keys()
+    assert matrix.SMALLER.keys() < METHODS.keys()
 
 
 def test_mergeable_and_refused_methods_are_known() -> None:
@@ -551,7 +542,7 @@ def test_mergeable_and_refused_methods_are_known() -> None:
     assert linear | {"freeze", "unfreeze", "staged", "head"} <= MERGEABLE
     other = {"prefix", "mam", "prompt", "p-tuning", "houlsby", "pfeiffer", "parallel", "compacter"}
     assert not (other | {"scaled-parallel", "scalar-mix"}) & MERGEABLE
-    once = ("prefix", "mam", "unipelt", "norms", "staged", "scalar-mix", *ONLY_IN_ATTENTION)
+    once = ("prefix", "mam", "unipelt", "norms", "staged", "scalar-mix", *matrix.ONLY_IN_ATTENTION)
     expected = {**dict.fromkeys(once, 1), "bitfit": 13, "head": 3}
     assert collections.Counter(method for method, _ in REFUSED) == expected
 

@@ -20,6 +20,7 @@ from adapterhub.errors import MismatchError, OutputError
 from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
 from tests.kit import selection, tiny_models
+from tests.kit.compare import differences, observed
 from tests.kit.matrix import REFUSED, example
 from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
@@ -178,14 +179,6 @@ TIMES = 90 if selection.ALL else 30
 CYCLES = [*LOADED.items(), *(MORE.items() if tiny_models.FULL_MATRIX else ())]
 
 
-def footprint(model):
-    """Return every module, hook, attribute and tensor name that a cycle could leave behind."""
-    modules = dict(model.named_modules())
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules.values())
-    attributes = {name: set(vars(m)) for name, m in modules.items()}
-    return set(modules), hooks, attributes, set(model.state_dict())
-
-
 def rss():
     """Return the resident memory of this process, in bytes."""
     with open("/proc/self/statm", "rb") as file:  # a first decoder is 38 objects more
@@ -203,7 +196,7 @@ def test_load_and_unload_cycles_leave_memory_flat(method, architecture, tmp_path
     adapter = ah.attach(model, method)
     adapter.save(tmp_path / "adapter")
     adapter.detach()
-    before, registered = footprint(model), set(AttentionInterface._global_mapping)
+    before, registered = observed(model), set(AttentionInterface._global_mapping)
 
     def cycle(use):
         loaded = ah.load(model, tmp_path / "adapter", name="served")
@@ -224,5 +217,5 @@ def test_load_and_unload_cycles_leave_memory_flat(method, architecture, tmp_path
     assert live_tensors() <= tensors  # fewer: what an earlier test left has been collected
     assert len(gc.get_objects()) - objects < TIMES, "less than one object per cycle"
     assert rss() - resident < 8e6
-    assert footprint(model) == before
+    assert differences(before, observed(model)) == []
     assert set(AttentionInterface._global_mapping) == registered

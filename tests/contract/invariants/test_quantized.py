@@ -12,13 +12,9 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-)
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BitsAndBytesConfig
 
 import adapterhub as ah
 from adapterhub.backbones.probe import probe
@@ -29,15 +25,9 @@ from adapterhub.inference.merged_checkpoint import write_checkpoint
 from adapterhub.loop.engine import recompute
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.methods import METHODS
-from tests.kit import tiny_models
+from tests.kit import matrix, tiny_models
 from tests.kit.data import train
-from tests.kit.matrix import (
-    REFUSED,
-    check_equal,
-    example,
-    one_of_each_signature,
-    train_save_and_load,
-)
+from tests.kit.matrix import REFUSED, check_equal, example, train_save_and_load
 from tests.kit.selection import long_table
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
@@ -66,7 +56,7 @@ NOT_WORKING = [cell for cell in ALL if cell not in WORKING]
 EVERYWHERE = ("lora", "bitfit")
 ONCE = [("bert", "nf4"), ("bert", "int8-weight"), ("bert", "fp8-weight")]
 CORE = [c for c in WORKING if tiny_models.FULL_MATRIX or c[0] in EVERYWHERE or c[1:] in ONCE]
-REPRESENTED = {*one_of_each_signature({c[0] for c in CORE} - {*EVERYWHERE}), *EVERYWHERE}
+REPRESENTED = {*matrix.one_of_each_signature({c[0] for c in CORE} - {*EVERYWHERE}), *EVERYWHERE}
 cells = long_table(
     ("method", "architecture", "precision"),
     [c for c in CORE if c[0] in REPRESENTED],
@@ -276,7 +266,7 @@ def test_evaluation_does_not_change_gradients(backbone):
                               bnb_4bit_compute_dtype=torch.bfloat16,
                               llm_int8_skip_modules=["classifier"])  # fmt: skip
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
         backbone, quantization_config=four, dtype=torch.bfloat16, num_labels=3
     )
     gradients = []

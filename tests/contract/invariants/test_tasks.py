@@ -19,15 +19,8 @@ from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.tasks.common.batches import measuring, model_inputs
 from adapterhub.training import run as running
-from tests.kit import tiny_models
-from tests.kit.matrix import (
-    AT_EMBEDDINGS,
-    OF_TEXTS,
-    REFUSED,
-    example,
-    one_of_each_signature,
-    representatives,
-)
+from tests.kit import matrix, tiny_models
+from tests.kit.matrix import AT_EMBEDDINGS, OF_TEXTS, REFUSED, example, representatives
 from tests.kit.selection import cases_of, long_table
 from tests.kit.task_cases import CASES
 
@@ -66,7 +59,7 @@ CELLS = [
     )
 ]
 # tests/tasks/test_end_to_end.py trains each task, too.
-SIGNATURES = [(method, "tagging") for method in one_of_each_signature()]
+SIGNATURES = [(method, "tagging") for method in matrix.one_of_each_signature()]
 CERTAIN = cases_of([cell for cell in CELLS if cell in SIGNATURES], 12, nightly=2)
 CERTAIN += cases_of([cell for cell in CELLS if cell[0] == "lora" and cell not in CERTAIN], 6)
 RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN], 12, nightly=4)

@@ -45,9 +45,10 @@ def scores(model, tokenizer, text="the <a> movie <b>"):
 
 @pytest.mark.parametrize("tokens", [NEW, BEYOND], ids=["spare rows", "beyond the rows"])
 def test_only_new_tokens_are_trained_saved_and_loaded(folder, tokens, tmp_path):
-    """Only the rows of new tokens are saved; loading restores them on an unchanged backbone."""
+    """And the chat template; loading restores them on an unchanged backbone, until detached."""
     torch.manual_seed(0)
     model, tokenizer = loaded(folder, new_tokens=tokens)
+    original, tokenizer.chat_template = tokenizer.chat_template, "{# mine #}"
     before = copy.deepcopy(model.state_dict())
     adapter = ah.attach(model, "lora(rank=2)")
     ids = tokenizer.convert_tokens_to_ids(tokens)
@@ -71,6 +72,7 @@ def test_only_new_tokens_are_trained_saved_and_loaded(folder, tokens, tmp_path):
     manifest, tensors = Saved.at(tmp_path / "a").read()
     assert [t.content for t in manifest.tokens] == tokens
     assert [t.id for t in manifest.tokens] == ids
+    assert manifest.chat_template == "{# mine #}"
     rows = {n: tuple(t.shape) for n, t in tensors.items() if n.startswith("tokens.")}
     width = model.get_input_embeddings().weight.shape[1]
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -85,10 +87,12 @@ def test_only_new_tokens_are_trained_saved_and_loaded(folder, tokens, tmp_path):
     old = scores(fresh, plain, "the movie").logits
     restored = ah.load(fresh, tmp_path / "a")
     assert plain.convert_tokens_to_ids(tokens) == ids
+    assert plain.chat_template == restored.manifest().chat_template == "{# mine #}"
     loaded_scores = scores(fresh, plain)
     assert torch.equal(loaded_scores.logits, expected.logits)
     assert torch.equal(loaded_scores.loss, expected.loss)
     restored.detach()
+    assert plain.chat_template == original
     assert torch.equal(scores(fresh, plain, "the movie").logits, old)
     assert fresh.config.vocab_size == tiny_models.VOCAB
     assert not any("adapterhub" in name for name in fresh.state_dict())
@@ -181,21 +185,3 @@ def test_a_refused_adapter_leaves_the_tokenizer_unchanged(saved, tmp_path):
         ah.load(plain, folder)
     assert tokenizer.convert_tokens_to_ids("<a>") == tokenizer.unk_token_id
     assert not any("adapterhub" in name for name in plain.state_dict())
-
-
-def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
-    """The chat template is saved, set on load, and reset by detach."""
-    folder = str(backbones("llama"))
-    model, tokenizer = ah.load_backbone(folder, task="causal-lm")
-    original = tokenizer.chat_template
-    tokenizer.chat_template = template = original + "{# mine #}"
-    ah.attach(model, "lora").save(tmp_path / "a")
-    manifest = Saved.at(tmp_path / "a").manifest
-    assert manifest.chat_template == template
-    assert len(manifest.tokenizer) == 64
-    fresh, plain = ah.load_backbone(folder, task="causal-lm")
-    adapter = ah.load(fresh, tmp_path / "a")
-    assert plain.chat_template == template
-    assert adapter.manifest().chat_template == template
-    adapter.detach()
-    assert plain.chat_template == original

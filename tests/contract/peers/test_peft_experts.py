@@ -122,19 +122,6 @@ def test_a_peft_adapter_of_experts_stays_low_rank(model_type, variant, tmp_path)
     ah.detach(model)
 
 
-def test_two_adapters_at_once(tmp_path):
-    model = expert_model("qwen3_moe")
-    theirs = peft_model(model, "one")
-    peft_model(model, "second", theirs)
-    theirs.base_model.set_adapter(["one", "second"])
-    theirs.save_pretrained(tmp_path)
-    for name in ("one", "second"):
-        ah.load(model, tmp_path / name, name=name)
-    ah.activate(model, "one", "second")
-    assert_same(model, theirs)
-    ah.detach(model)
-
-
 def test_files_from_before_transformers_stacked_experts(tmp_path):
     """Mixtral as in transformers 4: a LoRA for each projection of each expert, and for routers."""
     model = expert_model("mixtral")
