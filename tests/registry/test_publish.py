@@ -56,6 +56,8 @@ def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
     assert "My text." in card
     assert "license: mit" in card
     assert ah.search(registry=registry, tags=("manners",), all_versions=True) == [first]
+    described = ah.publish(copy, registry=registry, listing=ah.Listing(description="Short."))
+    assert (described.license, described.topics) == ("mit", ("manners",))  # of the manifest
     with pytest.raises(OutputError, match="license"):
         publish(license="Apache License 2.0")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
