@@ -29,21 +29,14 @@ def altered(file):
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
 
 
-def tensors_of(registry):
-    return version(registry, "lang") / "adapter.safetensors"
-
-
-def another_manifest(registry):
-    forge(version(registry, "lang"), lambda tree: tree.update(description="another"))
-
-
 DAMAGED = {
-    "yanked": (lambda registry: registry.yank(registry.resolve("lang"), "it was on test data"),
+    "yanked": (lambda store, lang: store.yank(store.resolve("lang"), "it was on test data"),
                "lang@v1 was yanked: it was on test data"),
-    "deleted": (lambda registry: registry.delete("lang", "v1"), "has no adapter 'lang'"),
-    "other tensors": (lambda registry: altered(tensors_of(registry)), "is damaged"),
-    "another manifest": (another_manifest, "lang@v1 is not the one that was trained on"),
-    "no tensors": (lambda registry: tensors_of(registry).unlink(), "is damaged"),
+    "deleted": (lambda store, lang: store.delete("lang", "v1"), "has no adapter 'lang'"),
+    "other tensors": (lambda store, lang: altered(lang / "adapter.safetensors"), "is damaged"),
+    "another manifest": (lambda store, lang: forge(lang, lambda tree: tree.update(license="mit")),
+                         "lang@v1 is not the one that was trained on"),
+    "no tensors": (lambda store, lang: (lang / "adapter.safetensors").unlink(), "is damaged"),
 }  # fmt: skip
 
 
@@ -90,7 +83,7 @@ def test_the_name_alone_is_enough_on_another_machine(registry, published, tmp_pa
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_foundation_that_is_not_as_it_was_is_refused(registry, published, case):
     damage, text = DAMAGED[case]
-    damage(registry)
+    damage(registry, version(registry, "lang"))
     model = tiny_models.model("bert")
     uses = {
         "load": lambda: ah.load(model, "task"),

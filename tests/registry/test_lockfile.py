@@ -142,26 +142,20 @@ def test_a_registry_outside_of_the_project_is_kept_as_given(tmp_path, monkeypatc
     assert sync({name: pinned}, tmp_path / "b", project=project / "sub") == ["polite"]
 
 
-def test_a_users_own_registry_is_each_users_own(tmp_path, monkeypatch):
-    _, store = project_of(tmp_path)
-    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(store.root))
-    name, pinned = pin("polite", project=tmp_path / "apart")
-    assert pinned.registry is None
-    assert sync({name: pinned}, tmp_path / "a") == ["polite"]
-    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "elsewhere"))
-    with pytest.raises(RegistryError, match="own registry") as caught:
-        sync({name: pinned}, tmp_path / "b")
-    assert "sync --registry FOLDER" in str(caught.value)
-    assert sync({name: pinned}, tmp_path / "b", store.root) == ["polite"]
-
-
-def test_a_registry_that_is_not_here(tmp_path, monkeypatch, other_machine):
+@pytest.mark.parametrize("own", [True, False], ids=["the user's", "a project's"])
+def test_a_registry_that_is_not_here(tmp_path, monkeypatch, own):
+    """A user's own one is not recorded, so it is another one for another user."""
     project, store = project_of(tmp_path)
-    pins = dict([pin("polite", store.root, project=project)])
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(store.root if own else tmp_path / "elsewhere"))
+    name, pinned = pin("polite", None if own else store.root, project=project / "apart")
+    assert (pinned.registry is None) == own
+    pins = {name: pinned}
+    assert sync(pins, tmp_path / "here", project=project / "apart") == ["polite"]
     moved = store.root.rename(tmp_path / "registry-moved")
-    with pytest.raises(RegistryError, match=r"polite@v1(.|\n)*registry") as caught:
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "elsewhere"))
+    problem = "own registry" if own else r"polite@v1(.|\n)*registry"
+    with pytest.raises(RegistryError, match=rf"{problem}(.|\n)*sync --registry FOLDER"):
         sync(pins, tmp_path / "a", project=project)
-    assert "sync --registry FOLDER" in str(caught.value)
     assert sync(pins, tmp_path / "a", moved, project=project) == ["polite"]
     # The digest is what counts: one's own registry serves as well.
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(moved))

@@ -69,59 +69,41 @@ def test_a_folder_is_returned_as_it_is(tmp_path):
 POLITE = parse_reference("polite")
 
 
-class LaterStore(LocalRegistry):
-    """A later_store that keeps signatures apart, as a hub does."""
-
-    later = ()
-    is_offline = False
-
-    def signatures(self, entry):
-        if self.is_offline:
-            raise RegistryError("unreachable")
-        return self.later
-
-
-@pytest.fixture
-def later_store(tmp_path):
-    store = LaterStore(tmp_path / "store")
-    store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
-    return store, store.resolve("polite")
-
-
 def signed(entry, key):
     return sign_statement(Statement(entry.digest, "polite", "v1"), key)
 
 
-def test_without_rules_no_signature_is_looked_for(later_store, key):
-    store, entry = later_store
-    store.is_offline = True
-    fetched = fetch(POLITE, store, entry)
+def test_signatures_are_looked_for_by_rules_and_go_with_the_copies(tmp_path, monkeypatch, key):
+    """Here the store keeps them apart, as a hub does."""
+
+    def unreachable(entry):
+        raise RegistryError("unreachable")
+
+    store = LocalRegistry(tmp_path / "store")
+    store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
+    entry = store.resolve("polite")
+    monkeypatch.setattr(store, "signatures", unreachable)
+    fetched = fetch(POLITE, store, entry)  # without rules none is looked for
     assert (fetched.digest, fetched.signers) == (entry.digest, ())
     assert fetch(POLITE, store, entry, find_signers=True).signers == ()
     registries.require_key(key)
     with pytest.raises(RegistryError, match="unreachable"):
         fetch(POLITE, store, entry)
-
-
-def test_later_signatures_count_and_go_with_the_copies(later_store, key, tmp_path):
-    store, entry = later_store
-    registries.require_key(key)
+    monkeypatch.setattr(store, "signatures", lambda entry: ())
     with pytest.raises(SignatureError):
         fetch(POLITE, store, entry)
-    store.later = (signed(entry, key), sign_statement(Statement("1" * 64, "x"), key))
+    later = (signed(entry, key), sign_statement(Statement("1" * 64, "x"), key))
+    monkeypatch.setattr(store, "signatures", lambda entry: later)
     fetched = fetch(POLITE, store, entry, tmp_path / "mine")
-    assert fetched.folder == tmp_path / "mine"
-    assert fetched.signers == (key.public.text,)
+    assert (fetched.folder, fetched.signers) == (tmp_path / "mine", (key.public.text,))
     assert read_signatures(tmp_path / "mine") == (signed(entry, key),)
-    store.is_offline = True  # they are beside the manifest now
+    monkeypatch.setattr(store, "signatures", unreachable)  # they are beside the manifest now
     fetch(POLITE, store, entry)
-    for text, signers in (("polite@v1", 1), ("polite@v2", 0), ("rude@v1", 0)):
-        subject = parse_reference(text), fetched.folder, entry.digest
-        if signers:
-            assert len(check_copy(*subject, find=True)) == signers
-        else:
-            with pytest.raises(SignatureError):
-                check_copy(*subject, find=False)
+    subject = fetched.folder, entry.digest
+    assert len(check_copy(parse_reference("polite@v1"), *subject, find=True)) == 1
+    for other in ("polite@v2", "rude@v1"):
+        with pytest.raises(SignatureError):
+            check_copy(parse_reference(other), *subject, find=False)
 
 
 # A reference selects a folder or its store.

@@ -89,16 +89,13 @@ def test_the_card_describes_the_adapter_and_a_pull_has_our_files(hub, backbone, 
     info = PublicationInfo("Tells who is polite.", "cc-by-4.0", ("en", "de"), ("manners",))
     entry, _ = push(hub, tmp_path / "out", backbone=str(backbone), listing=info, tags=("best",))
     text = files_of(hub)["README.md"].decode()
-    assert (
-        "ah.load_backbone('path/to/tiny-bert', task='classification', labels=['no', 'maybe'" in text
-    )
-    assert f"ah.load(model, '{hub.address}/me/polite')" in text
-    assert "PeftModel.from_pretrained(backbone, folder)" in text
-    assert (
-        "AutoModelForSequenceClassification.from_pretrained('path/to/tiny-bert', num_labels=3)"
-        in text
-    )
-    for words in ("Tells who is polite.", "| licence | cc-by-4.0 |", "no, maybe, yes", "en, de"):
+    for words in (
+        "ah.load_backbone('path/to/tiny-bert', task='classification', labels=['no', 'maybe'",
+        f"ah.load(model, '{hub.address}/me/polite')",
+        "PeftModel.from_pretrained(backbone, folder)",
+        "AutoModelForSequenceClassification.from_pretrained('path/to/tiny-bert', num_labels=3)",
+        *("Tells who is polite.", "| licence | cc-by-4.0 |", "no, maybe, yes", "en, de"),
+    ):
         assert words in text
     data = fake_hub.card_data(files_of(hub))
     assert (data["license"], data["language"]) == ("cc-by-4.0", ["en", "de"])
@@ -140,12 +137,9 @@ def test_files_with_which_peft_computes_otherwise_are_left_out(
     hub, backbone, tmp_path, monkeypatch
 ):
     save_adapter(backbone, tmp_path / "out", "lora")
-    pattern_options = exporter.pattern_options
-    monkeypatch.setattr(
-        exporter,
-        "pattern_options",
-        lambda updates, rooted: pattern_options(updates, rooted) | {"lora_alpha": 1},
-    )
+    options = exporter.pattern_options
+    changed = {"lora_alpha": 1}
+    monkeypatch.setattr(exporter, "pattern_options", lambda *given: options(*given) | changed)
     _, note = push(hub, tmp_path / "out", backbone=str(backbone))
     assert "plain peft cannot load it: peft computes another logits" in note
     assert files_of(hub).keys().isdisjoint(PEFT_FILES)

@@ -207,6 +207,7 @@ def test_what_the_publisher_adds_is_searched(tmp_path):
         ah.publish(folder, registry=tmp_path / "registry", listing=listing)
 
 
+COMMIT = key(40, HEX)
 ORDINARY = (
     "and/or 1/2, https://example.org/a/b, 10 km/h, `a/b`, 3.5/5, ~5/7 of the data, w/o, 24/7, n/a",
     f"sha256 {key(64, HEX)}", f"bf16-{key(64, HEX)}", f"commit {key(40, HEX)}",
@@ -226,6 +227,13 @@ ORDINARY = (
     "key: value, primary key: id, keyboard: qwerty1, monkey: d1",
     "secretary: J0hn, tokenizer: bert2",
     "The pass/fail ratio; passing: 3; password-like strings; compass: N12",
+    f"acme/bert at {COMMIT}", f"hf:acme/polite@{COMMIT}", f"commit {COMMIT}", f"sha1 {COMMIT}",
+    f"https://hf.co/acme/x/resolve/{COMMIT}/config.json", key(64, HEX), "a" * 40, "1" * 40,
+    "https://git.example.org/x.git", "ssh://git@git.example.org/x.git", "git@git.example.org:x.git",
+    "http://localhost:8080/acme/name@v1", "the machine has a login and a password field",
+    "login or password incorrect", "task-v2-classification-of-sst2-data-with-lora",
+    "lora_r8_alpha16_dropout0_1_and_more_words_2", "ask-me-anything-about-2-adapters-and-3-heads",
+    "multi-task-lora-rank-8-on-sst2-and-mnli", "the method is\nhf_ and more text in this line",
 )  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
@@ -233,7 +241,7 @@ ROOT = Path(__file__).parents[2]
 def test_ordinary_text_is_no_leak(subtests):
     for text in ORDINARY:
         with subtests.test(ascii(text)):
-            assert findings({"README.md": text.encode()}) == []
+            assert findings({"README.md": f"# Polite\n\n{text}\n\nend\n".encode()}) == []
             assert findings({"a.json": json.dumps({"note": text}).encode()}) == []
 
 
@@ -255,7 +263,6 @@ def test_what_this_project_writes_is_no_leak(monkeypatch):
     assert len(found) == 0, [texts[int(f.place[5:]) - 1] for f in found]
 
 
-COMMIT = key(40, HEX)
 ACCIDENTS = {
     "remote with a password": "origin  https://me:s3cret@git.example.org/x.git (fetch)",
     "remote with a token": f"url = https://{key(24)}1@git.example.org/x.git",
@@ -279,22 +286,6 @@ def test_what_happens_by_accident_is_found(name):
     text = ACCIDENTS[name]
     assert findings({"README.md": f"# Polite\n\n{text}\n\nend\n".encode()})
     assert findings({"adapter.json": json.dumps({"training": {"note": text}}).encode()})
-
-
-HARMLESS = (
-    f"acme/bert at {COMMIT}", f"hf:acme/polite@{COMMIT}", f"commit {COMMIT}", f"sha1 {COMMIT}",
-    f"https://hf.co/acme/x/resolve/{COMMIT}/config.json", key(64, HEX), "a" * 40, "1" * 40,
-    "https://git.example.org/x.git", "ssh://git@git.example.org/x.git", "git@git.example.org:x.git",
-    "http://localhost:8080/acme/name@v1", "the machine has a login and a password field",
-    "login or password incorrect", "task-v2-classification-of-sst2-data-with-lora",
-    "lora_r8_alpha16_dropout0_1_and_more_words_2", "ask-me-anything-about-2-adapters-and-3-heads",
-    "multi-task-lora-rank-8-on-sst2-and-mnli", "the method is\nhf_ and more text in this line",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_looks_like_an_accident_is_published(text):
-    refuse_leaks({"README.md": f"# Polite\n\n{text}\n\nend\n".encode()})
 
 
 def test_a_commit_is_no_key_and_a_signature_that_looks_like_one_is_none():
