@@ -1,10 +1,7 @@
 """Kill writers, or fill their disk, at every point.
 
-    python crash.py FOLDER/adapter MOST [SCENARIO ...]      prints one JSON object per scenario
-
 A forked child saves, and is killed (SIGKILL) before a given line of the writer's code, of its
-removal of folders, or of its writing of a file (in three pieces). MOST limits the number of lines.
-test_crash.py runs it in a fork of its process.
+removal of folders, or of its writing of a file (in three pieces). test_crash.py runs the scenarios.
 """
 
 from __future__ import annotations
@@ -94,23 +91,6 @@ def in_a_child(action: Callable[[], int]) -> int:
             traceback.print_exc()
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def results_of(run: Action, folder: Path) -> tuple[dict[str, Any], str]:
-    """Run scenarios in a child; return what each printed, by name, and the errors."""
-    out, errors = folder / "results", folder / "errors"
-
-    def redirected() -> int:
-        for number, file in ((1, out), (2, errors)):
-            os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
-        sys.stdout, sys.stderr = (open(n, "w", 1, closefd=False) for n in (1, 2))  # noqa: SIM115
-        run()
-        return 0
-
-    code, printed = in_a_child(redirected), errors.read_text()
-    assert code == 0, printed[-3000:]
-    lines = map(json.loads, out.read_text().splitlines())
-    return {line["scenario"]: line for line in lines}, printed
 
 
 def count_lines(action: Action) -> int:
@@ -319,20 +299,18 @@ SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 }
 
 
-def main(place: Path, most: int, names: list[str]) -> None:
-    """Run each scenario in a child, because scenarios patch modules."""
-    if most < 1000:  # unlike a power cut, a kill loses nothing that was written
-        os.fsync = lambda descriptor: None
-    for name in names or SCENARIOS:
-        shutil.rmtree(place.parent, ignore_errors=True)
-        place.parent.mkdir(parents=True)
+def result_of(name: str, place: Path, most: int) -> dict[str, Any]:
+    """Run a scenario in a child, because it patches modules; `most` limits the lines."""
+    result = place.parent.with_suffix(".json")
+    shutil.rmtree(place.parent, ignore_errors=True)
+    place.parent.mkdir(parents=True)
 
-        def run(name: str = name) -> int:
-            print(json.dumps({"scenario": name, **SCENARIOS[name](place, most)}), flush=True)
-            return 0
+    def run() -> int:
+        if most < 1000:  # unlike a power cut, a kill loses nothing that was written
+            os.fsync = lambda descriptor: None
+        result.write_text(json.dumps(SCENARIOS[name](place, most)))
+        return 0
 
-        assert in_a_child(run) == 0, name
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    assert in_a_child(run) == 0, name
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found

@@ -23,15 +23,7 @@ import crash
 from alembic.operations import batch
 from alembic.runtime import migration
 
-from adapterhub.hub import (
-    backups,
-    blobs,
-    database,
-    gc,
-    mirror_client,
-    mirror_store,
-    state,
-)
+from adapterhub.hub import backups, blobs, database, gc, mirror_client, mirror_store, state
 from adapterhub.hub.accounts import create_namespace, find_owner
 from adapterhub.hub.backups import backup_hub, upgrade_hub
 from adapterhub.hub.commits import CommitChange, branch_head, grant, read_tree, write_commit
@@ -40,15 +32,7 @@ from adapterhub.hub.gate import changing
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.mirror_store import Copies
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
-from adapterhub.hub.state import (
-    DATABASE,
-    Hub,
-    HubOptions,
-    create_hub,
-    open_hub,
-    schema_revision,
-    serving_alone,
-)
+from adapterhub.hub.state import DATABASE, Hub, HubOptions, create_hub, open_hub
 from adapterhub.registry import hub_client, hub_reader
 from tests.kit import fake_hub, real_hub
 from tests.kit.real_hub import digest
@@ -136,7 +120,7 @@ class Place:
 
     def check_upgraded(self) -> str:
         """Check the hub after a kill; say which one it was, finish, and go back."""
-        found = schema_revision(self.hub)
+        found = state.schema_revision(self.hub)
         if found == state.SCHEMA_REVISION:
             require_whole(self.hub, KEPT)
         assert upgrade_hub(self.hub, self.versions) == (
@@ -159,7 +143,7 @@ class Place:
         require_whole(self.hub, KEPT)
         with open_hub(self.hub) as hub:
             here = mirrored_files(hub)
-        with serving_alone(self.hub):
+        with state.serving_alone(self.hub):
             assert not [*(self.hub / "incoming").iterdir()]
             self.mirror()
             assert not [*(self.hub / "incoming").iterdir()]

@@ -1,9 +1,15 @@
-"""Hostile training records, run folders and chat templates: none sets a path or runs code."""
+"""Hostile training records, run folders, chat templates and bytes that are not text.
+
+None sets a path or runs code, and each is one clear error.
+"""
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,7 @@ from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.chat_template import chat_text
 from tests.kit.data import word_tokenizer
 from tests.kit.selection import long_table
+from tests.kit.session import refused
 
 
 @pytest.fixture
@@ -36,28 +43,21 @@ def recipe(**data: Any) -> dict[str, Any]:
 
 RECORDS: dict[str, dict[str, Any]] = {
     "recipe: a list": {"recipe": [1]},
-    "recipe: text": {"recipe": "x"},
     "data: a list": {"recipe": {"data": [1]}},
     "data: code": recipe(trust_remote_code=True),
-    "data: private": recipe(__class__="x"),
     "data: format": recipe(format="pickle"),
     "data: column": recipe(text=["a"]),
     "data: header": recipe(header="no"),
     "train: a number": {"recipe": {"train": 3}},
     "length: zero": {"recipe": {"train": {"max_length": 0}}},
-    "length: negative": {"recipe": {"train": {"max_length": -5}}},
     "length: text": {"recipe": {"train": {"max_length": "9" * 5000}}},
-    "length: a list": {"recipe": {"train": {"max_length": [1]}}},
     "length: a fraction": {"recipe": {"train": {"max_length": 1.5}}},
     "seed: text": {"seed": "abc"},
     "seed: negative": {"seed": -1},
-    "seed: a list": {"seed": [1]},
     "task: unknown": {"recipe": {"task": "os.system"}},
-    "task: a number": {"recipe": {"task": 3}},
     "task: a list": {"recipe": {"task": ["classification", "tagging"]}},
     "task: two": {"recipe": {"task": {"classification": {}, "tagging": {}}}},
     "task: code": {"recipe": {"task": "classification(x=__import__('os').system('id'))"}},
-    "task: a call": {"recipe": {"task": "__import__('os').system('id')"}},
     "task: deep": {"recipe": {"task": "(" * 3000}},
     "task: deep operators": {"recipe": {"task": "a(x=" + "-" * 3500 + "1)"}},
     "task: deep sums": {"recipe": {"task": "a(x=" + "1+" * 1900 + "1)"}},
@@ -111,15 +111,12 @@ def test_a_hostile_recipe_next_to_an_adapter_is_refused(copy, attack, monkeypatc
     assert not (copy / "canary").exists()
 
 
-LINKED = "a link"
-
-
 @pytest.mark.parametrize(
-    "place", ["\\\\evil\\share", "//evil/share", '"a\\0b"', "nowhere", "[1]", LINKED]
+    "place", ["\\\\evil\\share", "//evil/share", '"a\\0b"', "nowhere", "[1]", "a link"]
 )
 def test_a_recipe_with_no_local_backbone_is_ignored(copy, tmp_path, place) -> None:
     recipe = copy / "recipe.yaml"
-    if place == LINKED:
+    if place == "a link":
         recipe.rename(tmp_path / "recipe.yaml")
         recipe.symlink_to(tmp_path / "recipe.yaml")
     else:
@@ -132,13 +129,10 @@ def test_a_recipe_with_no_local_backbone_is_ignored(copy, tmp_path, place) -> No
         read_training_record(copy)
 
 
-CODE = "import pathlib; pathlib.Path({canary!r}).touch()\n"
-
-
 def test_custom_code_of_a_backbone_never_runs(copy, canary, backbone, tmp_path) -> None:
     """The code neither runs, nor does a prompt ask whether it may."""
     evil = Path(shutil.copytree(backbone, tmp_path / "evil"))
-    code = CODE.format(canary=str(canary))
+    code = f"import pathlib; pathlib.Path({str(canary)!r}).touch()\n"
     for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
         (evil / name).write_text(code + "class Evil: ...\n", encoding="utf-8")
     config = json.loads((evil / "config.json").read_text())
@@ -189,3 +183,69 @@ def test_a_hostile_template_is_refused(name) -> None:
         chat_text(made, TURNS, generation_prompt=True)
     assert harmless_text(str(error.value))
     assert not [line for line in str(error.value).splitlines()[1:] if not line.startswith("  ")]
+
+
+# Bytes that are not text, on standard input, in files and on the command line
+
+BYTES = {
+    **{code: "a good movie\n".encode(code) for code in ("utf-16", "utf-16-le", "utf-32")},
+    "latin-1": b"a good movie\nna\xefve\n",
+    "NUL": b"a good\0movie\n",
+    "half a character": b"a good movie \xe2\x82",
+    "a surrogate": b"a good \xed\xa0\x80 movie\n",
+    "binary": bytes(range(256)) * 9,
+}
+
+
+def stdin(monkeypatch, data: bytes, encoding: str = "utf-8") -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
+
+
+@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("words", [(), ("--data", "-")], ids=["no data", "dash"])
+def test_standard_input_that_is_not_utf8(run, adapterhub, monkeypatch, kind, words) -> None:
+    stdin(monkeypatch, BYTES[kind])
+    refused(adapterhub("predict", run, *words), "standard input", "UTF-8", "iconv -f")
+
+
+def test_standard_input_is_utf8_in_every_locale(run, adapterhub, monkeypatch) -> None:
+    outputs = set()
+    for encoding in ("utf-8", "ascii", "latin-1"):
+        stdin(monkeypatch, b"\xef\xbb\xbfna\xc3\xafve \xe2\x80\xa8 movie\r\nb\n", encoding)
+        code, out, err = adapterhub("predict", run, "--json")
+        assert code == 0, err
+        assert len(out.splitlines()) == 2
+        outputs.add(out)
+    assert len(outputs) == 1
+
+
+@long_table(
+    ("kind", "name"),
+    itertools.product(BYTES, ["data.txt", "data.tsv", "data.csv", "data.jsonl", "data.conll"]),
+)
+def test_a_file_that_is_not_utf8_is_refused_or_how_it_is_read_is_said(
+    run, adapterhub, tmp_path, kind, name
+) -> None:
+    (tmp_path / name).write_bytes(BYTES[kind])
+    code, out, err = adapterhub("predict", run, "--data", tmp_path / name)
+    assert name in err
+    assert harmless_text(out + err)
+    if code == 0:
+        assert any(said in err for said in ("UTF-16", "UTF-32", "data.encoding=NAME"))
+    else:
+        assert code == 2
+        assert "error: " in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "run", "a \udcff movie"), ("list", "\udcff"), ("show", "\udcff"),
+        ("yank", "a@v1", "--reason", "\udcff"), ("publish", "run", "--description", "\udcff"),
+        ("train", "backbone=\udcff"), ("\udcff",),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_an_argument_that_is_not_utf8(adapterhub, words) -> None:
+    place = next(n for n, word in enumerate(words, 1) if "\udcff" in word)
+    refused(adapterhub(*words), f"argument {place} is not", "byte 0xff", "iconv")

@@ -196,7 +196,6 @@ def foreign_adapter(recipe: Recipe) -> Recipe:
 REFUSED: dict[str, tuple[Callable[[Recipe], Recipe], bool, str]] = {
     "another seed": (lambda r: dataclasses.replace(r, seed=9), True, "another run"),
     "broken tensors": (damaged("checkpoints/last/adapter/adapter.safetensors"), True, "is broken"),
-    "broken progress": (damaged("checkpoints/last/progress.json"), True, "is broken"),
     "no progress": (without("checkpoints/last/progress.json"), True, "progress.json: missing"),
     "an empty checkpoint": (
         without(*(f"checkpoints/last/{n}" for n in LAST)), True, "progress.json: missing"
@@ -204,7 +203,6 @@ REFUSED: dict[str, tuple[Callable[[Recipe], Recipe], bool, str]] = {
     "a foreign adapter": (foreign_adapter, True, "contains other files"),
     "broken metrics": (damaged("metrics.jsonl"), True, "changed since its last checkpoint"),
     "no last checkpoint": (without("checkpoints/last"), True, "no last checkpoint"),
-    "no checkpoint": (without("checkpoints"), True, "no last checkpoint"),
     "another recipe": (before_a_checkpoint, True, "is another recipe"),
     "no --resume": (lambda r: r, False, "exists"),
 }  # fmt: skip
@@ -246,10 +244,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(copied: 
 
 
 HOLD = """
-import sys, time
-from pathlib import Path
+import sys, time, pathlib
 from adapterhub.recipe.output_folder import hold_output
-with hold_output(Path(sys.argv[1]), resume=True):
+with hold_output(pathlib.Path(sys.argv[1]), resume=True):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -23,18 +23,6 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
 from adapterhub.errors import AdapterhubError
 from adapterhub.files import atomic
-from adapterhub.files.atomic import (
-    FileDigest,
-    UnreadableError,
-    file_digest,
-    put_in_place,
-    read_file,
-    replace_file,
-    restore_old,
-    staging,
-    sync_files,
-    write_files,
-)
 from adapterhub.files.native import Saved
 from adapterhub.interchange.checkpoint_files import read_json_object, read_tensor_file
 from adapterhub.interchange.peft.files import tensor_shapes
@@ -42,24 +30,16 @@ from tests.kit import registries
 
 
 def save(folder: Path, content: bytes, overwrite: bool = False) -> None:
-    with staging(folder) as staged:
-        write_files(staged, {"a.txt": content})
-        put_in_place(staged, folder, overwrite)
+    with atomic.staging(folder) as staged:
+        atomic.write_files(staged, {"a.txt": content})
+        atomic.put_in_place(staged, folder, overwrite)
 
 
 def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "out"
-    with pytest.raises(FileExistsError), staging(folder) as staged:
-        write_files(staged / "..", {staged.name: b"x"})
+    with pytest.raises(FileExistsError), atomic.staging(folder) as staged:
+        atomic.write_files(staged / "..", {staged.name: b"x"})
     assert list(folder.parent.iterdir()) == []
-
-
-def test_a_folder_moved_aside_by_a_killed_save_is_restored(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    save(folder, b"old")
-    folder.rename(tmp_path / f"{atomic._prefix(folder)}0123-old")
-    restore_old(folder)
-    assert (folder / "a.txt").read_bytes() == b"old"
 
 
 @pytest.mark.skipif(atomic.fcntl is None, reason="Windows has no such locks")
@@ -68,10 +48,10 @@ def test_the_next_save_removes_leftovers_of_its_own_and_keeps_locked_ones(tmp_pa
     stale, other = (tmp_path / f"{atomic._prefix(tmp_path / name)}0123" for name in ("out", "b"))
     (stale / "whole").mkdir(parents=True)
     other.mkdir()
-    with staging(folder) as first, staging(folder):
+    with atomic.staging(folder) as first, atomic.staging(folder):
         assert first.is_dir()
         assert not stale.exists()
-    with staging(folder) as first:
+    with atomic.staging(folder) as first:
         save(folder, b"new")
         assert first.is_dir()
     assert sorted(tmp_path.iterdir()) == sorted([other, folder]), "those of another stay"
@@ -79,15 +59,15 @@ def test_the_next_save_removes_leftovers_of_its_own_and_keeps_locked_ones(tmp_pa
 
 def test_a_file_is_replaced_in_one_step_and_through_no_link(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    replace_file(path, b"one")
-    replace_file(path, b"two")
+    atomic.replace_file(path, b"one")
+    atomic.replace_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
     path.unlink()
     (tmp_path / "other").write_bytes(b"x")
     for name in (".a.txt.new", "a.txt"):
         os.symlink(tmp_path / "other", tmp_path / name)
-    replace_file(path, b"one")
+    atomic.replace_file(path, b"one")
     assert (path.is_symlink(), path.read_bytes()) == (False, b"one")
     assert (tmp_path / "other").read_bytes() == b"x"
 
@@ -96,7 +76,7 @@ def test_a_failed_replacement_leaves_nothing(tmp_path: Path, monkeypatch) -> Non
     (tmp_path / "a.txt").write_bytes(b"old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
-        replace_file(tmp_path / "a.txt", b"new")
+        atomic.replace_file(tmp_path / "a.txt", b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.txt", b"old")]
 
 
@@ -105,7 +85,7 @@ def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:
     path.write_bytes(b"four")
     (tmp_path / "empty").write_bytes(b"")
     os.symlink(path, tmp_path / "link")
-    assert read_file(path, 4, 4, hashlib.sha256(b"four").hexdigest()) == b"four"
+    assert atomic.read_file(path, 4, 4, hashlib.sha256(b"four").hexdigest()) == b"four"
     for name, limits, digest, reason in (
         ("a", (5, 9), None, "truncated"),
         ("a", (0, 3), None, "more than 3"),
@@ -114,8 +94,8 @@ def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:
         ("link", (0, 9), None, "symbolic link"),
         ("missing", (0, 9), None, "missing"),
     ):
-        with pytest.raises(UnreadableError, match=reason):
-            read_file(tmp_path / name, *limits, digest)
+        with pytest.raises(atomic.UnreadableError, match=reason):
+            atomic.read_file(tmp_path / name, *limits, digest)
 
 
 _CODES = ("EINVAL", "EIO", "ENOTSUP", "ENOSYS", "EACCES", "EPERM", "EBADF", "ENOSPC")
@@ -139,8 +119,8 @@ def test_a_disk_that_syncs_no_folder_takes_files(tmp_path, monkeypatch, code, of
     with full if code == "ENOSPC" else contextlib.nullcontext():
         save(tmp_path / "a", b"1")
         save(tmp_path / "a", b"2", overwrite=True)
-        sync_files(tmp_path / "a")
-        replace_file(tmp_path / "f", b"3")
+        atomic.sync_files(tmp_path / "a")
+        atomic.replace_file(tmp_path / "f", b"3")
         assert (tmp_path / "a" / "a.txt").read_bytes() == b"2"
 
 
@@ -155,7 +135,7 @@ def test_a_file_that_the_disk_lost_is_an_error(tmp_path, monkeypatch, code):
     lost = code not in ("EINVAL", "ENOTSUP", "ENOSYS")
     error = pytest.raises(OSError, match=os.strerror(number))
     with error if lost else contextlib.nullcontext():
-        replace_file(tmp_path / "f", b"1")
+        atomic.replace_file(tmp_path / "f", b"1")
     assert (tmp_path / "f").exists() != lost
 
 
@@ -171,8 +151,8 @@ def test_the_digest_of_a_file_or_its_beginning(tmp_path: Path, most: int | None)
     data = bytes(range(256)) * ((3 << 20) // 256) + b"end"
     (tmp_path / "file").write_bytes(data)
     part = data if most is None else data[:most]
-    expected = FileDigest(len(part), hashlib.sha256(part).hexdigest())
-    assert file_digest(tmp_path / "file", most) == expected
+    expected = atomic.FileDigest(len(part), hashlib.sha256(part).hexdigest())
+    assert atomic.file_digest(tmp_path / "file", most) == expected
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 9\n" % (b"0" * 64)
