@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 import adapterhub as ah
 from adapterhub.adapters.attach import attach
@@ -43,21 +43,11 @@ SPECS = {name: list(dump_methods([m.example()])) for name, m in METHODS.items() 
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Mock]:
     """Count the calls that load a backbone and that encode rows."""
-    counts = {"_load": 0, "fit_rows": 0}
-
-    def counting(name: str) -> Any:
-        original = getattr(loading, name)
-
-        def called(*args: Any) -> Any:
-            counts[name] += 1
-            return original(*args)
-
-        return called
-
-    for name in counts:
-        monkeypatch.setattr(loading, name, counting(name))
+    counts = {name: Mock(wraps=getattr(loading, name)) for name in ("_load", "fit_rows")}
+    for name, mock in counts.items():
+        monkeypatch.setattr(loading, name, mock)
     return counts
 
 
@@ -67,9 +57,7 @@ def recipe(recipe_with) -> Recipe:
     return recipe_with(*words, "train.tensorboard=false", "train.report=false")
 
 
-def train(
-    recipe: Recipe, output: Path, loader: loading.BackboneLoader | None = None
-) -> tuple[bytes, ...]:
+def train(recipe: Recipe, output: Path, loader: SharedLoader | None = None) -> tuple[bytes, ...]:
     """Train into a folder; return the bytes that only recipe, data and versions decide."""
     recipe = replace(recipe, output=str(output))
     run(recipe, quiet(recipe), loader=loader)
@@ -83,7 +71,7 @@ def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
     assert SPECS.keys() == METHODS.keys() - {FUSED}
     expected, shared = train(recipe, tmp_path / "alone"), SharedLoader()
     assert train(recipe, tmp_path / "first", shared) == expected
-    loaded = counted["_load"]
+    loaded = counted["_load"].call_count
     for name in cases_of(sorted(SPECS), 16, nightly=4):
         method = replace(recipe, method=SPECS[name], seed=4)
         with subtests.test(name):
@@ -92,7 +80,7 @@ def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
             assert train(method, tmp_path / name, shared) == alone
             # What a method changes in the backbone is gone when its run has ended.
             assert train(recipe, tmp_path / f"after-{name}", shared) == expected
-            assert counted["_load"] == loaded
+            assert counted["_load"].call_count == loaded
 
 
 @pytest.mark.parametrize("name", sorted(CASES) if FULL_MATRIX else ["causal-lm", "masked-lm"])
@@ -126,8 +114,8 @@ def test_a_backbone_is_loaded_and_rows_are_encoded_once(
         train(replace(recipe, **change), tmp_path / str(number), shared)
         for number, change in enumerate(changes)
     ]
-    assert counted["_load"] == loads
-    assert encodings in (None, counted["fit_rows"])
+    assert counted["_load"].call_count == loads
+    assert encodings in (None, counted["fit_rows"].call_count)
     assert "new_tokens" not in changes[0] or runs[0] == runs[1]
 
 
@@ -138,12 +126,12 @@ def test_a_backbone_after_a_run_that_failed_and_a_head_that_cannot_be_drawn_agai
     seeded = replace(recipe, seed=1)
     expected = [train(each, tmp_path / f"alone-{each.seed}") for each in (recipe, seeded)]
     shared = SharedLoader()
-    counted["_load"] = 0
+    counted["_load"].reset_mock()
     wild = replace(recipe, method="full", train=replace(recipe.train, learning_rate=1e30))
     with pytest.raises(TrainingError, match="training stopped"):
         train(wild, tmp_path / "wild", shared)
     assert train(recipe, tmp_path / "next", shared) == expected[0]
-    assert counted["_load"] == 1
+    assert counted["_load"].call_count == 1
     draw = TransformersBackbone.initialize_again
 
     def otherwise(backbone: TransformersBackbone) -> None:
@@ -154,7 +142,7 @@ def test_a_backbone_after_a_run_that_failed_and_a_head_that_cannot_be_drawn_agai
     shared = SharedLoader()
     for each, found in zip((recipe, seeded), expected, strict=True):
         assert train(each, tmp_path / f"again-{each.seed}", shared) == found
-    assert counted["_load"] == 3
+    assert counted["_load"].call_count == 3
 
 
 def test_frozen_layers_are_computed_once_for_all_runs(recipe, tmp_path):
@@ -176,16 +164,8 @@ def test_a_model_with_other_adapters_is_not_given_away(recipe, tmp_path, counted
     (kept,) = shared.kept.values()
     ah.attach(kept.loaded.model, "lora", name="mine")
     train(recipe, tmp_path / "second", shared)
-    assert counted["_load"] == 2
+    assert counted["_load"].call_count == 2
     assert list(ah.adapters(kept.loaded.model)) == ["mine"]
-
-
-@pytest.mark.parametrize(
-    ("longest", "most", "length"),
-    [(5, 512, 128), (129, 512, 136), (136, 512, 136), (600, 512, 512), (5, 64, 64)],
-)
-def test_the_default_follows_the_longest_row(longest, most, length):
-    assert loading.default_length(longest, most) == length
 
 
 def fitted(words, chosen=None, reads=1000, trained=None, task="classification", held=1):
@@ -214,6 +194,8 @@ def test_a_text_is_tokenized_once_unless_it_is_cut(reads, again, monkeypatch):
 
 
 def test_the_length_is_chosen_and_told():
+    for longest, reads, length in ((5, 1000, 128), (129, 1000, 136), (136, 1000, 136), (5, 64, 64)):
+        assert fitted([longest], reads=reads).max_length == length
     rows = fitted([200, 3])
     assert (rows.max_length, rows.train.lengths) == (200, [200, 3])
     assert rows.notes == ("train.max_length is 200: no text is cut, the longest has 200 tokens",)
@@ -256,6 +238,10 @@ def recipe_of(recipe_with):
     return partial(recipe_with, "train.epochs=2", "train.report=false")
 
 
+def choice(recipe: Recipe) -> KernelChoice:
+    return loading.choose_kernels(recipe, read_data(recipe), parse_methods("lora"))
+
+
 @pytest.fixture
 def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
     """Make a candidate the fastest one; return the candidates that are timed."""
@@ -273,10 +259,6 @@ def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
         return timed
 
     return fastest
-
-
-def choice(recipe: Recipe) -> KernelChoice:
-    return loading.choose_kernels(recipe, read_data(recipe), parse_methods("lora"))
 
 
 @pytest.mark.parametrize(
@@ -367,9 +349,14 @@ WITHOUT_BF16 = {"deberta", "xlnet"}
 def test_every_architecture_trains_in_bf16_with_eager_attention(name, tmp_path):
     config = tiny_models.usual_model(name).config
     assert loading.layer_shape(config, 32, 16).width == config.get_text_config().hidden_size
-    losses = {}
+    losses, kind = {}, {"task": "classification", "labels": ["a", "b", "c"]}
+    if name in tiny_models.WITHOUT_CLASSIFIER:
+        kind = {"task": "seq2seq" if name in tiny_models.ENCODER_DECODERS else "causal-lm"}
+    tiny_models.usual_model(name).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
     for dtype, attention in (("fp32", None), ("bf16", "eager")):
-        model = load_tiny(name, tmp_path / dtype, dtype, attention)
+        torch.manual_seed(0)
+        model, _ = load_backbone(str(tmp_path), dtype=dtype, attention=attention, **kind)
         assert can_compute(model) == (dtype == "fp32" or name not in WITHOUT_BF16)
         if not can_compute(model):
             return
@@ -380,19 +367,6 @@ def test_every_architecture_trains_in_bf16_with_eager_attention(name, tmp_path):
         assert all(p.grad is not None and p.grad.isfinite().all() for p in adapter.parameters())
         losses[dtype] = loss.item()
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
-
-
-def load_tiny(name: str, folder: Path, dtype: str, attention: str | None) -> PreTrainedModel:
-    """Save a tiny model, and load it with a dtype and an attention implementation."""
-    task, labels = "classification", ["a", "b", "c"]
-    if name in tiny_models.WITHOUT_CLASSIFIER:
-        labels = []
-        task = "seq2seq" if name in tiny_models.ENCODER_DECODERS else "causal-lm"
-    tiny_models.usual_model(name).save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
-    torch.manual_seed(0)
-    options = {"task": task, "labels": labels, "dtype": dtype, "attention": attention}
-    return load_backbone(str(folder), **options)[0]
 
 
 def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(recipe_of, fastest, tmp_path):

@@ -6,7 +6,9 @@ import errno
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,16 +17,13 @@ import torch
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.inference.open import open_adapter
-from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import Evaluated, Reporter, Timing, one_class, verdict
-from adapterhub.pages.evaluation import LatestPredictions
 from adapterhub.pages.page import recorded_words
-from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
+from adapterhub.pages.row_scores import PREDICTIONS
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.training import run as running
 from adapterhub.training.loading import make_ready
-from adapterhub.training.run import PreparedRun, RunPage, drawn_batches, epoch_batches, prepare, run
-from adapterhub.training.stream import StreamBatches
+from adapterhub.training.run import RunPage, epoch_batches, prepare, run
 from tests.kit import tiny_models
 from tests.kit.data import streamed_recipe, write_json_lines, write_shards
 from tests.kit.runs import Notes, adapter_bytes, lines, predictions, quiet, run_folder
@@ -124,11 +123,11 @@ def test_what_no_adapter_can_have_is_found_before_the_first_step(
 
 def test_stages_that_the_run_does_not_reach_and_parameters_of_a_failed_one(recipe, monkeypatch):
     """A warning names the stages; parameters require a gradient again."""
-    prepared, options = [], replace(recipe.train, max_steps=None, epochs=1)
+    tensors, options = {}, replace(recipe.train, max_steps=None, epochs=1)
 
     def fail(session: Any) -> None:
-        prepared.append(session.trainee.adapter)
-        for tensor in session.trainee.tensors().values():
+        tensors.update(session.trainee.tensors())
+        for tensor in tensors.values():
             tensor.requires_grad_(False)
         raise torch.OutOfMemoryError
 
@@ -137,24 +136,14 @@ def test_stages_that_the_run_does_not_reach_and_parameters_of_a_failed_one(recip
         run(replace(recipe, method="unfreeze", train=options), notes := Notes())
     assert len(notes.about("unfreeze has ")) == 1
     assert notes.notes[0] == "train.tsv: tab-separated, 64 rows; columns: text, label"
-    changed = [c.own.requires_grad for c in prepared[0].changed]
-    assert changed
-    assert all(changed)
-
-
-def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path):
-    prepared = [prepare(recipe_with("method=lora(rank=2)", f"seed={seed}")) for seed in (5, 5, 6)]
-    assert prepared[0].data.labels == prepared[0].adapter.labels == ("neg", "pos")
-    assert prepared[0].model.config.use_cache is False
-    assert not (tmp_path / "run").exists()
-    first, second, other = (each.adapter.tensors() for each in prepared)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert [n for n, t in tensors.items() if not t.requires_grad and "head." not in n] == []
+    assert len(tensors) > 9
 
 
 @pytest.mark.parametrize("words", [[], ["train.max_length=100000"]])
 def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words):
     prepared = prepare(recipe_with("method=unfreeze", *words))
+    assert prepared.model.config.use_cache is False
     assert prepared.recipe.train.schedule == "slanted"
     assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
     assert max(prepared.train.lengths) <= max_positions(prepared.model) == 64
@@ -189,45 +178,31 @@ def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch):
     make_ready(model)
 
 
-def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> PreparedRun:
+def test_an_epoch_of_rows_in_memory_and_a_run_of_a_stream(backbone, tmp_path, monkeypatch):
+    """Trying a batch takes nothing from the run."""
     write_shards(tmp_path / "data", (20,))
-    source = str(tmp_path / "data" / "part-0.parquet")
-    return prepare(streamed_recipe(backbone, tmp_path / "run", source, *words, stream=stream))
-
-
-def test_an_epoch_of_rows_in_memory(backbone, tmp_path):
-    run = prepared(backbone, tmp_path, stream=False)
-    assert drawn_batches(run) is None
-    first, second = (epoch_batches(run, epoch) for epoch in (0, 1))
-    assert isinstance(first, LazyBatches)
+    source, words = str(tmp_path / "data/part-0.parquet"), ("train.gradient_accumulation=2",)
+    rows, run = (
+        prepare(streamed_recipe(backbone, tmp_path / "run", source, *words, stream=stream))
+        for stream in (False, True)
+    )
+    assert running.drawn_batches(rows) is None
+    first, second, again = (epoch_batches(rows, epoch) for epoch in (0, 1, 0))
     assert len(first) == 5
-    assert running.begun_epochs(run) == 3  # twelve steps of five
-    assert first.order != second.order  # type: ignore[attr-defined]
-    assert first.order == epoch_batches(run, 0).order  # type: ignore[attr-defined]
-
-
-def test_the_epoch_of_a_stream_is_the_run(backbone, tmp_path, monkeypatch):
-    run = prepared(backbone, tmp_path, "train.gradient_accumulation=2", stream=True)
-    stream = drawn_batches(run)
-    assert isinstance(stream, StreamBatches)
+    assert running.begun_epochs(rows) == 4  # twelve steps of three
+    assert first.order == again.order != second.order
+    stream = running.drawn_batches(run)
     assert (len(stream), stream.reader.size, stream.workers) == (24, 16, 0)
     assert running.begun_epochs(run) == 1
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    shared = epoch_batches(run, 0)
-    assert isinstance(shared, StreamBatches)
-    assert (len(shared), shared.reader.rank, shared.reader.world) == (48, 1, 2)
-
-
-def test_trying_a_batch_takes_nothing_from_the_run(backbone, tmp_path):
-    run = prepared(backbone, tmp_path, stream=True)
-    stream = drawn_batches(run)
-    assert stream is not None
     before = stream.state()
     tried = running.first_batches(run)
     assert stream.state() == before
     assert tried.training[0]["input_ids"].tolist() == stream[0]["input_ids"].tolist()
     assert tried.evaluation == ()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    shared = epoch_batches(run, 0)
+    assert (len(shared), shared.reader.rank, shared.reader.world) == (48, 1, 2)
 
 
 WORDS = ("train.tensorboard=false", "train.report=false", "train.learning_rate=1e-2")
@@ -243,18 +218,16 @@ def recipe_of(recipe_with, backbones, tmp_path):
     )
 
 
-def references(prepared):
-    return [row["reference"] for row in prepared.train.rows]
-
-
 def test_the_reference_of_a_new_and_of_a_started_adapter(recipe_of):
     new = recipe_of("new", "train.max_steps=6", "method=lora")
-    bare = references(prepare(new))
-    outcome = run(new, Reporter())
-    evaluated = open_adapter(outcome.folder).evaluate(prepare(new).data.evaluation)
+    outcome, bare = run(new, Reporter()), prepare(new)
+    evaluated = open_adapter(outcome.folder).evaluate(bare.data.evaluation)
     assert evaluated == pytest.approx(outcome.metrics, abs=1e-4)
     started = prepare(recipe_of("again", f"from={outcome.folder}"))
-    assert np.abs(np.array(references(started)) - np.array(bare)).max() > 0.1
+    before, after = (
+        np.array([row["reference"] for row in each.train.rows]) for each in (bare, started)
+    )
+    assert np.abs(after - before).max() > 0.1
     margin = started.data.task.evaluate(started.model, started.evaluation, 64)["margin"]
     assert margin == pytest.approx(0, abs=1e-5)
 
@@ -268,19 +241,6 @@ def test_a_resumed_run_has_the_reference_of_its_start(recipe_of):
     assert adapter_bytes(longer.output) == adapter_bytes(alone.output)
 
 
-ROWS = predictions("classes").rows
-
-
-class Latest(LatestPredictions):
-    """Predictions of any step, without a task."""
-
-    def __init__(self) -> None:
-        pass
-
-    def file(self, step: int) -> PredictionFile:
-        return replace(predictions("classes"), step=step)
-
-
 def evaluated(page: RunPage, step: int, best: bool = True) -> None:
     page.evaluated(Evaluated(step, 1.0, {"accuracy": 0.5}, best), Timing(1.0, 2.0, 3))
 
@@ -291,7 +251,9 @@ def written_step(folder: Path) -> int:
 
 @pytest.fixture
 def page(tmp_path: Path) -> RunPage:
-    return RunPage(run_folder(tmp_path), Latest(), pytest.fail)
+    """The page of a run that has predictions of any step."""
+    latest = SimpleNamespace(file=lambda step: replace(predictions("classes"), step=step))
+    return RunPage(run_folder(tmp_path), latest, pytest.fail)  # type: ignore[arg-type]
 
 
 def test_the_predictions_are_those_of_the_best_step(page):
@@ -332,14 +294,11 @@ def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left"), ImportError("no matplotlib"), KeyError("x")]
 )
-def test_a_failure_is_one_note(error, tmp_path, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
+def test_a_failure_is_one_note(error, page, monkeypatch):
     notes: list[str] = []
-    page = RunPage(run_folder(tmp_path), Latest(), notes.append)
-    monkeypatch.setattr(running, "write_page", fail)
-    monkeypatch.setattr(running, "replace_file", fail)
+    monkeypatch.setattr(page, "note_failure", notes.append)
+    for name in ("write_page", "replace_file"):
+        monkeypatch.setattr(running, name, Mock(side_effect=error))
     evaluated(page, 2)
     evaluated(page, 4)
     assert page.finish() is None
@@ -350,8 +309,8 @@ def test_a_failure_is_one_note(error, tmp_path, monkeypatch):
 def test_one_class_for_every_row_of_the_best_step_is_remembered(page):
     evaluated(page, 2)
     assert page.only_class is None
-    same = replace(page.latest.file(4), rows=[r | {"prediction": "x"} for r in ROWS])
-    page.latest.file = lambda step: same  # type: ignore[method-assign]
+    rows = [row | {"prediction": "x"} for row in predictions("classes").rows]
+    page.latest.file = lambda step: replace(predictions("classes"), step=step, rows=rows)
     evaluated(page, 4)
     assert page.only_class == "x"
     assert one_class(None) == []
@@ -361,7 +320,7 @@ def test_one_class_for_every_row_of_the_best_step_is_remembered(page):
     assert all(len(line) <= 67 for line in said)
 
 
-def history(*accuracies: float, every: float = 1.0) -> list[dict[str, float]]:
+def history(*accuracies: float, every: float = 1) -> list[dict[str, float]]:
     return [
         {"step": 10 * number, "epoch": every * number, "accuracy": accuracy}
         for number, accuracy in enumerate(accuracies, start=1)
