@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import adapterhub as ah
 from adapterhub.config.user_folders import state_folder
@@ -24,49 +23,8 @@ from adapterhub.tasks import parse_task
 from tests.kit.data import sentences
 from tests.kit.registries import IDENTITY
 
-EXAMPLES = [Example("the movie was good", label="pos"), Example("the plot was bad", label="neg")]
 
-
-@pytest.fixture(scope="module")
-def folder(backbone: Path, tmp_path_factory) -> Path:
-    """The folder of an adapter with trained-looking tensors and a training record."""
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
-    adapter = ah.attach(model, "lora(rank=2)", name="polite")
-    with torch.no_grad():
-        for tensor in adapter.tensors().values():
-            tensor.normal_(std=0.2)
-    adapter.metadata.training = {"recipe": {"train": {"max_length": 5}}, "seed": 3}
-    folder = tmp_path_factory.mktemp("run") / "adapter"
-    adapter.save(folder)
-    (folder.parent / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-    return folder
-
-
-def test_predictions_are_those_of_the_adapter_on_its_backbone(folder: Path, backbone: Path) -> None:
-    predictor = open_adapter(folder.parent)
-    assert predictor.setting.labels == ("neg", "pos")
-    assert predictor.setting.seed == 3
-    model, tokenizer = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
-    ah.load(model, folder)
-    texts = [example.text for example in EXAMPLES]
-    batch = tokenizer(texts, return_tensors="pt", padding=True)
-    with torch.no_grad():
-        expected = model.eval()(**batch).logits.argmax(-1).tolist()
-    labels = [str(prediction) for prediction in predictor.predict(EXAMPLES)]
-    assert len(labels) == 2
-    for label, index in zip(labels, expected, strict=True):
-        assert label.startswith(predictor.setting.labels[index])
-
-
-def test_evaluation_refuses_labels_that_the_adapter_lacks(folder: Path) -> None:
-    predictor = open_adapter(folder, max_length=5)
-    with pytest.warns(UserWarning, match="2 of 2 evaluation texts are longer than 5 tokens"):
-        assert 0 <= predictor.evaluate(EXAMPLES)["accuracy"] <= 1
-    with pytest.raises(DataError, match="labels"):
-        predictor.evaluate([*EXAMPLES, Example("fine", label="neutral")])
-
-
-def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones) -> None:
+def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones):
     with pytest.raises(ConfigError, match="classification needs a trained head") as error:
         open_backbone(str(backbones("llama")), parse_task("classification"))
     assert "causal-lm" in error.value.expected
@@ -74,16 +32,12 @@ def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones) ->
     assert predictor.setting.labels == ()
 
 
-def test_a_long_input_is_read_whole_where_no_run_says_otherwise(backbones, tmp_path) -> None:
+def test_a_long_input_is_read_whole_where_no_run_says_otherwise(backbones, tmp_path):
     """Of a bare backbone, as of an adapter of another library, prompts were cut at 128 tokens."""
     folder = shutil.copytree(backbones("llama"), tmp_path / "llama")
-    lengths = {
-        "config.json": "max_position_embeddings",
-        "tokenizer_config.json": "model_max_length",
-    }
-    for file, field in lengths.items():
-        content = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps(content | {field: 4_096}))
+    for file in (folder / "config.json", folder / "tokenizer_config.json"):
+        lengths = {"max_position_embeddings": 4_096, "model_max_length": 4_096}
+        file.write_text(json.dumps(json.loads(file.read_text()) | lengths))
     predictor = open_backbone(str(folder), parse_task("causal-lm"))
     assert predictor.max_length == 2_048
     text = " ".join(["the movie was good"] * 60)
@@ -104,13 +58,12 @@ def test_several_share_a_model_and_predict_as_alone(two_adapters):
             assert one.as_dict()["label"] == other.as_dict()["label"]
             assert one.as_dict()["scores"] == pytest.approx(other.as_dict()["scores"], abs=1e-6)
     source = two_adapters["mood"]
+    with pytest.raises(DataError, match="labels"):
+        open_adapter(source.reference).evaluate([Example("fine", label="neutral")])
     digest = Saved.at(Path(source.reference) / "adapter").digest
     open_several({"mood": replace(source, digest=digest)})
     with pytest.raises(MismatchError, match="another adapter here"):
         open_several({"mood": replace(source, digest="0" * 64)})
-
-
-WAYS = ("run", "moved run", "copy", "published", "pulled", "./run from elsewhere")
 
 
 @pytest.fixture
@@ -148,7 +101,8 @@ def placed(way: str, home: Path) -> str:
 def test_the_backbone_is_found_again(trained_here, adapterhub, monkeypatch, tmp_path):
     expected = predicted(adapterhub, "run")
     assert isinstance(expected, dict), expected
-    for number, way in enumerate(WAYS):
+    ways = ("run", "moved run", "copy", "published", "pulled", "./run from elsewhere")
+    for number, way in enumerate(ways):
         home = Path(shutil.copytree(trained_here, tmp_path / f"{number}" / "home"))
         shutil.rmtree(home / "my-bert")
         monkeypatch.chdir(home)
@@ -189,26 +143,13 @@ def test_it_is_asked_for_once_where_it_is_not_known(
 # The training record in a manifest: settings for new data, and nothing of another machine
 
 
-BACKBONE = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
+def manifest(kind: str | None = "classification", task: str | None = None, **training: Any) -> Any:
+    backbone = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
+    own = {"name": "polite", "methods": ({"lora": {}},), "head": kind and TaskHead(kind)}
+    return Manifest(**own, backbone=backbone, task=task, training=training)
 
 
-CLASSIFIER = TaskHead("classification")
-
-
-def manifest(
-    task: str | None = None, head: TaskHead | None = CLASSIFIER, **training: Any
-) -> Manifest:
-    return Manifest(
-        name="polite",
-        methods=({"lora": {"rank": 2}},),
-        backbone=BACKBONE,
-        task=task,
-        head=head,
-        training=training,
-    )
-
-
-def test_settings_of_the_run_are_defaults_for_new_data() -> None:
+def test_settings_of_the_run_are_defaults_for_new_data():
     recipe = {
         "task": "seq2seq(metric=rouge)",
         "data": {"text": "question", "label": "answer"},
@@ -222,16 +163,14 @@ def test_settings_of_the_run_are_defaults_for_new_data() -> None:
     data = {"train": "/home/x/train.tsv", "eval": "hf:x/y", "rows": 100, "text": "t"}
     record = training_record(manifest(recipe={"data": data, "train": {"max_length": None}}))
     assert (record.data, record.max_length) == (DataOptions(text="t"), 128)
-
-
-def test_an_adapter_without_a_recipe_has_the_task_of_its_manifest() -> None:
+    # Without a recipe, the task is that of the manifest.
     record = training_record(manifest(task="tagging"))
     assert record.task.name == "tagging"
     assert (record.data, record.max_length, record.seed) == (DataOptions(), 2_048, 0)
     assert training_record(manifest()).task.name == "classification"
     with pytest.raises(ConfigError, match="does not record what kind of model"):
-        training_record(manifest(head=None))
-    assert training_record(manifest(head=None), "reranking").kind == "regression"
+        training_record(manifest(None))
+    assert training_record(manifest(None), "reranking").kind == "regression"
 
 
 @pytest.mark.parametrize(
@@ -242,17 +181,13 @@ def test_an_adapter_without_a_recipe_has_the_task_of_its_manifest() -> None:
         ({"recipe": {"train": {"max_length": 0}}}, "max_length is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"recipe": {"task": "classify"}}, "unknown task"),
+        ({"recipe": {"data": {"later": "x"}}}, "later is not an option"),
     ],
 )
-def test_a_broken_record_is_an_error_of_the_file(training: dict[str, Any], offender: str) -> None:
+def test_a_broken_record_is_an_error_of_the_file(training, offender):
+    """Options of a later version that change nothing are ignored."""
     with pytest.raises(FileError, match="training record of 'polite'") as error:
         training_record(manifest(**training))
     assert offender in "\n".join(error.value.offenders)
-
-
-def test_options_of_a_later_version_that_change_nothing_are_ignored() -> None:
     data = {"text": "t", "later": None, "other": False}
     assert training_record(manifest(recipe={"data": data})).data == DataOptions(text="t")
-    with pytest.raises(FileError) as error:
-        training_record(manifest(recipe={"data": {"later": "x"}}))
-    assert "later is not an option" in str(error.value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -67,20 +67,17 @@ def assert_loads(adapter: Any, batch: dict[str, Tensor], folder: Path) -> None:
     adapter.save(folder / "saved")
     again = tiny_models.model("bert", TASKS["bert"], **tiny_models.NO_DROPOUT)
     ah.load(again, folder / "saved")
-    torch.testing.assert_close(logits(again, batch), logits(adapter.model, batch))
+    found, expected = (tiny_models.logits(model, **batch) for model in (again, adapter.model))
+    torch.testing.assert_close(found, expected)
 
 
-@torch.no_grad()
-def logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    return model.eval()(**batch).logits
-
-
-@contextmanager
-def unchanged(adapter: Any, batch: dict[str, Tensor], atol: float = 0) -> Iterator[None]:
-    """Check that the outputs of a model stay the same."""
-    before = logits(adapter.model, batch)
-    yield
-    torch.testing.assert_close(logits(adapter.model, batch), before, atol=atol, rtol=0)
+def calibrated(adapter: Any, batch: dict[str, Tensor], init: str, atol: float = 0) -> Any:
+    """Calibrate; check that the outputs of the model stay the same."""
+    before = tiny_models.logits(adapter.model, **batch)
+    found = ah.calibrate(adapter, [batch], init)
+    after = tiny_models.logits(adapter.model, **batch)
+    torch.testing.assert_close(after, before, atol=atol, rtol=0)
+    return found
 
 
 def inputs_by_hand(model: Any, batch: dict[str, Tensor], placed: Any) -> Tensor:
@@ -98,8 +95,7 @@ def inputs_by_hand(model: Any, batch: dict[str, Tensor], placed: Any) -> Tensor:
 def test_eva_begins_at_the_first_directions_of_the_inputs(architecture):
     adapter, batch = attached(architecture), padded_batch(architecture)
     inputs = {p.site.id: inputs_by_hand(adapter.model.eval(), batch, p) for p in adapter.placed}
-    with unchanged(adapter, batch):
-        found = ah.calibrate(adapter, [batch])
+    found = calibrated(adapter, batch, "eva")
     assert found.explained.keys() == inputs.keys()
     for placed in adapter.placed:
         x = inputs[placed.site.id]
@@ -127,8 +123,7 @@ def test_the_directions_and_ranks_of_eva_are_those_of_peft(architecture):
     )  # fmt: skip
     theirs = peft.get_peft_model(copy.deepcopy(base), config).eval()
     peft.initialize_lora_eva_weights(theirs, [batch], show_progress_bar=False)
-    with unchanged(adapter, batch):
-        ah.calibrate(adapter, [batch], "eva-ranks")
+    calibrated(adapter, batch, "eva-ranks")
     tensors = {n: t for n, t in theirs.named_parameters() if "lora_A" in n}
     assert len(tensors) == len(hosts)
     ranks = []
@@ -178,19 +173,17 @@ def test_lora_ga_begins_at_the_singular_vectors_of_the_gradient(architecture, me
     adapter, batch = attached(architecture, method), padded_batch(architecture)
     model = adapter.model.eval()
     gradients = {p.site.id: weight_gradient(model, batch, p.site) for p in adapter.placed}
-    with unchanged(adapter, batch, atol=1e-5):
-        found = ah.calibrate(adapter, [batch], "lora-ga")
+    found = calibrated(adapter, batch, "lora-ga", atol=1e-5)
     assert all(parameter.grad is None for parameter in model.parameters())
     for placed in adapter.placed:
-        gradient, module = gradients[placed.site.id], placed.module
+        gradient = gradients[placed.site.id]
         u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
         size = len(gradient) ** 0.25 / 4
-        a, b = module.A.detach(), module.B.detach()
-        assert torch.equal(a, module.A0)
-        assert torch.equal(b, module.B0)
-        products = (a * vh[:4]).sum(1).abs(), (b * u[:, 4:8]).sum(0).abs()
-        for each in products:
-            torch.testing.assert_close(each, torch.full((4,), size), atol=1e-2, rtol=0)
+        a, b = placed.module.A.detach(), placed.module.B.detach()
+        assert torch.equal(a, placed.module.A0)
+        assert torch.equal(b, placed.module.B0)
+        for products in ((a * vh[:4]).sum(1), (b * u[:, 4:8]).sum(0)):
+            torch.testing.assert_close(products.abs(), torch.full((4,), size), atol=1e-2, rtol=0)
         share = float(s[:8].square().sum() / s.square().sum())
         assert found.explained[placed.site.id] == pytest.approx(share, abs=1e-4)
     assert_trains(adapter, batch)
@@ -211,8 +204,7 @@ def test_corda_begins_at_the_components_of_the_outputs(architecture):
     adapter, batch = attached(architecture, "pissa", alpha=6.0), padded_batch(architecture)
     model = adapter.model.eval()
     inputs = {p.site.id: inputs_by_hand(model, batch, p) for p in adapter.placed}
-    with unchanged(adapter, batch, atol=1e-5):
-        found = ah.calibrate(adapter, [batch], "corda")
+    found = calibrated(adapter, batch, "corda", atol=1e-5)
     for placed in adapter.placed:
         module = placed.module
         weight = read_weight(model.get_submodule(placed.site.host), placed.site.part)
@@ -223,30 +215,20 @@ def test_corda_begins_at_the_components_of_the_outputs(architecture):
     assert_trains(adapter, batch)
 
 
-@pytest.mark.parametrize("init", ["eva", "lora-ga"])
-def test_a_quantized_backbone_is_read_too(init, backbone):
-    pytest.importorskip("bitsandbytes")
-    model = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"],
-                             quantize="nf4")[0]  # fmt: skip
-    adapter = ah.attach(model, f"{'lora' if init == 'eva' else init}(rank=4)")
-    inputs = tiny_models.batch(8, 9)
-    inputs["input_ids"] %= 20
-    batch = inputs | {"labels": torch.arange(8) % 3}
-    found = ah.calibrate(adapter, [batch], init)
-    assert all(0 < share <= 1.001 for share in found.explained.values())
-
-
-def test_loftq_begins_at_what_quantization_changed(backbone):
+def test_a_quantized_backbone_is_read_too_and_loftq_begins_at_what_quantization_changed(backbone):
     pytest.importorskip("bitsandbytes")
     options: Any = {"task": "classification", "labels": ["a", "b", "c"]}
     whole = ah.load_backbone(str(backbone), dtype="fp32", **options)[0]
     model = ah.load_backbone(str(backbone), quantize="nf4", **options)[0]
-    hosts = [n for n, m in whole.base_model.named_modules() if isinstance(m, nn.Linear)]
     inputs = tiny_models.batch(8, 9)
     inputs["input_ids"] %= 20
+    for init, method in (("eva", "lora(rank=4)"), ("lora-ga", "lora-ga(rank=4)")):
+        other = ah.attach(model, method)
+        found = ah.calibrate(other, [inputs | {"labels": torch.arange(8) % 3}], init)
+        assert all(0 < share <= 1.001 for share in found.explained.values())
+        other.detach()
     roles = ["attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down"]
     adapter = ah.attach(model, {"lora": {"rank": 16, "alpha": 8, "sites": roles}})
-    assert len(adapter.placed) <= len(hosts)
     distances = []
     for started in (False, True):
         if started:
@@ -257,12 +239,13 @@ def test_loftq_begins_at_what_quantization_changed(backbone):
         distances.append(float((expected - states.float()).norm()))
     assert distances[1] < 0.7 * distances[0]
     for placed in adapter.placed[:2]:
-        original = read_weight(whole.get_submodule(placed.site.host))
-        lost = original - read_weight(model.get_submodule(placed.site.host))
+        original, now = (
+            read_weight(each.get_submodule(placed.site.host)).detach() for each in (whole, model)
+        )
         left, right = placed.module.factors()
-        sizes = torch.linalg.svdvals(lost.detach())
-        rest = float((lost - left @ right).norm().detach())
-        assert rest == pytest.approx(float(sizes[16:].norm()), rel=1e-3)
+        rest = float((original - now - left @ right).detach().norm())
+        smallest = torch.linalg.svdvals(original - now)[16:]
+        assert rest == pytest.approx(float(smallest.norm()), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -299,13 +282,6 @@ def test_what_no_start_can_be_computed_of_is_refused():
         ah.calibrate(virtual, [padded_batch("bert")])
 
 
-@pytest.fixture
-def recipe(recipe_with) -> Any:
-    usual = ("max_steps=4", "save_every=1", "tensorboard=false", "report=false")
-    words = [f"train.{each}" for each in usual]
-    return lambda name, *more: recipe_with(*words, *more, output=name)
-
-
 CASES = {
     "eva": ("method=lora(rank=4)", "train.init=eva"),
     "eva-ranks": ("method=lora(rank=4)", "train.init=eva-ranks"),
@@ -315,24 +291,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe, monkeypatch):
-    notes = Notes()
-    whole = run(recipe("whole", *CASES[name]), notes)
+def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe_with, monkeypatch):
+    usual = ("train.max_steps=4", "train.save_every=1", "train.tensorboard=false")
+    recipe = partial(recipe_with, *usual, "train.report=false", *CASES[name])
+    whole = run(recipe(output="whole"), notes := Notes())
     (note,) = (text for text in notes.notes if text.startswith("init="))
     assert note.endswith("on 64 rows")
-    calls: list[str] = []
-    original = running.calibrate_run
-
-    def counted(*args: Any, **options: Any) -> Any:
-        calls.append(name)
-        return original(*args, **options)
-
+    counted = Mock(wraps=running.calibrate_run)
     monkeypatch.setattr(running, "calibrate_run", counted)
-    cut = recipe("cut", *CASES[name])
+    cut = recipe(output="cut")
     with pytest.raises(KeyboardInterrupt):
         run(cut, Notes(stop_after=2))
     parts = run(cut, Reporter(), resume=True)
-    assert calls == [name] * (2 if name == "eva-ranks" else 1)  # the ranks have to be known
+    assert counted.call_count == (2 if name == "eva-ranks" else 1)  # the ranks have to be known
     assert adapter_bytes(whole.folder.parent) == adapter_bytes(parts.folder.parent)
     last = checkpoint.load_checkpoint(checkpoint.folder_of(Path(cut.output), "last"))
     assert last.run["train"]["init"] == name.replace("recomputed", "lora-ga")

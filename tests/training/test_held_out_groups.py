@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,10 +29,6 @@ def chat(first, turns):
     return [{"role": "user", "content": first}, *told]
 
 
-def answers(text):
-    return {"text": [text], "answer_start": [4]}
-
-
 # Task -> the row of group i and number j. What is learned differs, and so does the rest.
 ROWS = {
     "reranking": lambda i, j: {"query": f"q {i}", "passage": f"p {i} {j}", "label": int(j == 0)},
@@ -47,7 +42,8 @@ ROWS = {
         lambda i, j: {"text": f"t {i}", "label": "ab"[j % 2]},
     "multi-label": lambda i, j: {"text": f"t {i}", "labels": ["ab"[j % 2], "c"][: 1 + j % 2]},
     "question-answering": lambda i, j: {
-        "question": f"who {j}?", "context": f"The cat {i} sleeps.", "answers": answers("cat")},
+        "question": f"who {j}?", "context": f"The cat {i} sleeps.",
+        "answers": {"text": ["cat"], "answer_start": [4]}},
     "unified-qa": lambda i, j: {"question": f"who {j}?", "context": f"cat {i}", "answer": "a cat"},
     "multiple-choice": lambda i, j: {
         "text": f"t {i}", "choices": [f"c {(j + n) % 4}" for n in range(4)], "label": 0},
@@ -66,13 +62,16 @@ ROWS = {
 }  # fmt: skip
 
 
-def written(folder: Path, rows) -> str:
-    return str(write_json_lines(folder / "rows.jsonl", rows))
+@pytest.fixture
+def recipe(tmp_path):
+    """Return a function that writes rows, and makes the recipe of a task on them."""
 
+    def recipe(rows, task, seed=0, **options) -> Recipe:
+        file = write_json_lines(tmp_path / "rows.jsonl", rows)
+        data = DataOptions(train=str(file), **options)
+        return Recipe(backbone="x", task=task.partition(" of ")[0], data=data, seed=seed)
 
-def recipe(source: str, task: str, seed: int = 0, **options) -> Recipe:
-    data = DataOptions(train=source, **options)
-    return Recipe(backbone="x", task=task.partition(" of ")[0], data=data, seed=seed)
+    return recipe
 
 
 def rows_of(task: str):
@@ -84,9 +83,8 @@ def groups_of(data, *parts):
 
 
 @pytest.mark.parametrize("task", ROWS)
-def test_every_task_holds_out_whole_groups(task, tmp_path):
-    source = written(tmp_path, rows_of(task))
-    data = read_data(recipe(source, task, test=0.1))
+def test_every_task_holds_out_whole_groups(task, recipe):
+    data = read_data(recipe(rows_of(task), task, test=0.1))
     train, held, test = groups_of(data, data.train, data.evaluation, data.test)
     assert (len(held), len(test)) == (6, 3)
     assert len(train) == COUNT - 9
@@ -99,8 +97,8 @@ def test_every_task_holds_out_whole_groups(task, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["reranking", "question-answering", "classification"])
-def test_a_study_tests_on_whole_groups(task, tmp_path):
-    found = read_task_data(recipe(written(tmp_path, rows_of(task)), task), None, 8)
+def test_a_study_tests_on_whole_groups(task, recipe):
+    found = read_task_data(recipe(rows_of(task), task), None, 8)
     train, selected, test = groups_of(found.run, found.run.train, found.run.evaluation, found.test)
     assert train.isdisjoint(selected | test)
     assert selected.isdisjoint(test)
@@ -110,7 +108,7 @@ def test_a_study_tests_on_whole_groups(task, tmp_path):
     assert any("to test" in note and "of 24" in note for note in found.notes)
 
 
-def test_rows_of_one_picture_stay_together(tmp_path):
+def test_rows_of_one_picture_stay_together(recipe, tmp_path):
     for i in range(COUNT):
         for copy in ("", "copy "):  # of the same bytes
             Image.new("RGB", (4, 4), (i, 0, 0)).save(tmp_path / f"{copy}{i}.png")
@@ -119,20 +117,18 @@ def test_rows_of_one_picture_stay_together(tmp_path):
         ("image-classification", lambda j: {"label": "ab"[j // 2]}),
         ("image-text-to-text", lambda j: {"question": f"why {j}?", "answer": "so"}),
     ):
-        rows = [{"image": name} | row(j) for name, j in names]
-        data = read_data(recipe(written(tmp_path, rows), task))
+        data = read_data(recipe([{"image": name} | row(j) for name, j in names], task))
         train, held = groups_of(data, data.train, data.evaluation)
         assert (len(train), len(held)) == (24, 6)
 
 
-def test_rows_with_two_labels_are_held_out_like_others(tmp_path):
+def test_rows_with_two_labels_are_held_out_like_others(recipe):
     """The best that a model can reach on them is the same in training and evaluation."""
     clear = [{"text": f"clear {i}", "label": "ab"[i % 2]} for i in range(700)]
     doubtful = [{"text": f"hard {i}", "label": x} for i in range(150) for x in "ab"]
-    source = written(tmp_path, [*clear, *doubtful])
     hard = []
     for seed in range(20):
-        data = read_data(recipe(source, "classification", seed))
+        data = read_data(recipe([*clear, *doubtful], "classification", seed))
         hard.append(np.mean([e.text.startswith("hard") for e in data.evaluation]))
         labels = Counter(e.label for e in data.evaluation)
         assert abs(labels["a"] - labels["b"]) <= 2
@@ -141,57 +137,53 @@ def test_rows_with_two_labels_are_held_out_like_others(tmp_path):
 
 def test_large_and_small_groups_are_held_out_alike():
     """By many classes, of which each has a row or two to give."""
-    rows = [(c, f"{c} {k}", f"{c} {k}") for c in range(40) for k in range(9)]
-    rows += [(c, f"{c} twice {k}", None) for c in range(40) for k in range(3) for _ in range(2)]
-    examples = [parse_task("classification").example([text], DataOptions()) for _, text, _ in rows]
+    rows = [(c, f"{c} {k}") for c in range(40) for k in range(9)]
+    rows += [(c, f"{c} twice {k}") for c in range(40) for k in range(3) for _ in range(2)]
+    examples = [parse_task("classification").example([text], DataOptions()) for _, text in rows]
     counts = Counter()
     for seed in range(60):
-        _, held = hold_out(examples, seed, [c for c, _, _ in rows])
+        _, held = hold_out(examples, seed, [c for c, _ in rows])
         counts.update("twice" in e.text for e in held)
     assert counts[True] / counts.total() == pytest.approx(240 / 600, abs=0.08)
 
 
 @pytest.mark.parametrize("test", [None, 0.2])
-def test_a_column_names_the_groups(test, tmp_path):
+def test_a_column_names_the_groups(test, recipe):
     rows = [{"text": f"t {i} {j}", "label": "ab"[j % 2], "speaker": i}
             for i in range(COUNT) for j in range(EACH)]  # fmt: skip
-    data = read_data(recipe(written(tmp_path, rows), "classification", group="speaker", test=test))
+    data = read_data(recipe(rows, "classification", group="speaker", test=test))
     parts = [{e.group for e in part} for part in (data.train, data.evaluation, data.test)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == COUNT
     assert any("6 of 30 values of 'speaker'" in note for note in data.notes)
     assert data.options.text == "text"
     words = [{"words": f"some words {i}", "mood": "ab"[i % 2], "who": "xyz"[i % 3]}
              for i in range(40)]  # fmt: skip
-    source = written(tmp_path, words)  # the column is not guessed as something else
-    with pytest.raises(DataError):
-        read_data(recipe(source, "classification"))
-    data = read_data(recipe(source, "classification", group="who"))
+    with pytest.raises(DataError):  # the column is not guessed as something else
+        read_data(recipe(words, "classification"))
+    data = read_data(recipe(words, "classification", group="who"))
     assert (data.options.label, data.labels) == ("mood", ("a", "b"))
 
 
-def test_too_few_groups_are_told(tmp_path):
+def test_too_few_groups_are_told(recipe):
     few = [ROWS["reranking"](0, j) for j in range(40)]
     with pytest.raises(TooFewGroups, match="too few queries to hold some out: 1, in 40") as error:
-        read_data(recipe(written(tmp_path, few), "reranking"))
+        read_data(recipe(few, "reranking"))
     assert "--group none" in error.value.hint
-    data = read_data(recipe(written(tmp_path, few), "reranking", group="none"))
-    assert len(data.evaluation) == 8
+    assert len(read_data(recipe(few, "reranking", group="none")).evaluation) == 8
     named = [{"text": f"t {j}", "label": "ab"[j % 2], "who": "x"} for j in range(40)]
     with pytest.raises(TooFewGroups, match="values of 'who'"):
-        read_data(recipe(written(tmp_path, named), "classification", group="who"))
+        read_data(recipe(named, "classification", group="who"))
     with pytest.raises(DataError, match="whom"):
-        read_data(recipe(written(tmp_path, named), "classification", group="whom"))
-    one = [ROWS["question-answering"](0, j) for j in range(40)]
-    data = read_data(recipe(written(tmp_path, one), "question-answering"))
-    assert len(data.evaluation) == 8
-    assert any("contexts are too few (1)" in note for note in data.notes)
-    two = [ROWS["question-answering"](j % 2, j) for j in range(40)]
-    data = read_data(recipe(written(tmp_path, two), "question-answering"))
-    assert len(data.evaluation) == 20
+        read_data(recipe(named, "classification", group="whom"))
+    for groups, held in ((1, 8), (2, 20)):
+        rows = [ROWS["question-answering"](j % groups, j) for j in range(40)]
+        data = read_data(recipe(rows, "question-answering"))
+        assert len(data.evaluation) == held
+        assert (groups == 1) == any("contexts are too few (1)" in note for note in data.notes)
 
 
-def test_fewer_evaluation_rows_are_whole_queries(tmp_path):
-    data = read_data(recipe(written(tmp_path, rows_of("reranking")), "reranking"))
+def test_fewer_evaluation_rows_are_whole_queries(recipe):
+    data = read_data(recipe(rows_of("reranking"), "reranking"))
     rows = data.train
     for most, expected in ((1, EACH), (EACH, EACH), (10, 2 * EACH), (500, len(rows))):
         some = sample_rows(data.task, rows, most, 0)

@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +19,7 @@ from adapterhub.loop.checkpoint import folder_of
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training import loading, run_data
+from adapterhub.training import loading
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run import run
 from adapterhub.training.several import run_several
@@ -37,81 +36,62 @@ def recipe(recipe_with) -> Recipe:
     return recipe_with(*words, "train.tensorboard=false", "train.report=false")
 
 
-def variants(recipe: Recipe, *methods: str) -> list[Recipe]:
-    return [
-        replace(recipe, method=method, output=f"{recipe.output}/{number}")
-        for number, method in enumerate(methods)
-    ]
-
-
-def assert_ended_as_alone(ended: Iterable[Any], folder: Path) -> None:
-    """Each run has its folder and the bytes of a run alone."""
-    for number, each in enumerate(ended):
-        assert each.error is None
-        alone = replace(each.recipe, output=str(folder / f"alone-{number}"))
-        run(alone, Reporter())
-        assert adapter_bytes(each.recipe.output) == adapter_bytes(alone.output)
-        assert each.outcome.folder == Path(each.recipe.output) / "adapter"
-
-
 @pytest.mark.parametrize("at", [2, 4])  # in the middle, and at the end of the first run
 def test_ctrl_c_stops_all_and_resume_continues(recipe, tmp_path, at):
-    recipes = variants(recipe, "lora", "pfeiffer")
+    recipes = [
+        replace(recipe, method=method, output=f"{recipe.output}/{method}")
+        for method in ("lora", "pfeiffer")
+    ]
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Stopped, match="after step 2 of 4" if at == 2 else "after 1 of 2 runs"):
         list(run_several(recipes, lambda recipe: Notes(at - 1, signal.SIGINT)))
     assert signal.getsignal(signal.SIGINT) == before
     assert not Path(recipes[1].output).exists()
     said = Notes()
-    assert_ended_as_alone(run_several(recipes, lambda recipe: said, resume=True), tmp_path)
+    for each in run_several(recipes, lambda recipe: said, resume=True):
+        assert each.error is None
+        alone = replace(each.recipe, output=str(tmp_path / f"alone-{each.recipe.method}"))
+        run(alone, Reporter())
+        assert adapter_bytes(each.recipe.output) == adapter_bytes(alone.output)
+        assert each.outcome.folder == Path(each.recipe.output) / "adapter"
     assert len(set(said.notes)) == len(said.notes) > 0, "a note is given once"
-
-
-def ticking(recipes: list[Recipe], at: int) -> None:
-    """Train, killed at a file operation."""
-    with pytest.MonkeyPatch.context() as patch:
-        Ticks(at).watch_files(patch)
-        list(run_several(recipes, quiet))
 
 
 @forks
 def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(recipe, tmp_path):
     recipe = replace(recipe, train=replace(recipe.train, report=True, eval_every=1, max_steps=1))
-    (alone,) = variants(replace(recipe, output=str(tmp_path / "alone")), "lora(rank=2)")
-    list(run_several([alone], quiet))
+    list(run_several([recipe], quiet))
+
+    def ticking(cut: Recipe, at: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            Ticks(at).watch_files(patch)
+            list(run_several([cut], quiet))
+
     left = set[str]()
     for at in part_of(range(100), 2):  # each file has two: it is written, and put in its place
-        recipes = variants(replace(recipe, output=str(tmp_path / f"at{at}")), "lora(rank=2)")
-        killed(lambda recipes=recipes, at=at: ticking(recipes, at))
-        output = Path(recipes[0].output)
+        output = tmp_path / f"at{at}"
+        cut = replace(recipe, output=str(output))
+        killed(lambda cut=cut, at=at: ticking(cut, at))
         left |= {name[1:-13] for name in os.listdir(output) if name.endswith(".new")}
         if (output / "checkpoints" / "last").exists():
             break
-        (ended,) = run_several(recipes, quiet, resume=True)
+        (ended,) = run_several([cut], quiet, resume=True)
         assert ended.error is None
-        assert adapter_bytes(recipes[0].output) == adapter_bytes(alone.output), f"killed at {at}"
+        assert adapter_bytes(output) == adapter_bytes(recipe.output), f"killed at {at}"
         assert not [name for name in os.listdir(output) if name.endswith(".new")]
     assert left == {"recipe.yaml", "recipe.schema.json", "predictions.jsonl"}
 
 
 def test_equal_data_are_read_once_and_options_are_checked_each_time(recipe, monkeypatch):
-    read_data, calls = run_data.read_data, []
-
-    def counted(recipe: Recipe) -> run_data.RunData:
-        calls.append(recipe)
-        return read_data(recipe)
-
+    counted = Mock(wraps=loading.read_data)
     monkeypatch.setattr(loading, "read_data", counted)
     loader = SharedLoader()
     first = loader.data(recipe)
     assert loader.data(replace(recipe, method="mam")) is first
     assert loader.data(replace(recipe, seed=1)).train == first.train
-    assert len(calls) == 2
+    assert counted.call_count == 2
     with pytest.raises(ConfigError, match="metric"):
         loader.data(replace(recipe, seed=1, train=replace(recipe.train, best_metric="bleu")))
-
-
-QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}
 
 
 @pytest.fixture
@@ -125,16 +105,12 @@ def staged(backbone, data, tmp_path):
          "data": {"train": str(tmp_path / "text.txt"), "stream": True}},
         {"name": "task", "from": "domain", "data": {"train": train, "eval": dev}},
     ]  # fmt: skip
-    options = {**QUIET, "epochs": 2, "max_length": 16, "batch_size": 8, "save_every": 3}
+    options = {"report": False, "tensorboard": False, "frozen_cache": "off",
+               "epochs": 2, "max_length": 16, "batch_size": 8, "save_every": 3}  # fmt: skip
     common = {"backbone": str(backbone), "output": str(tmp_path / "run"), "train": options}
     path = tmp_path / "recipe.yaml"
     path.write_text(dump_yaml({**common, "method": "lora(rank=2)", "stages": stages}))
     return path
-
-
-def tensors_of(output: Path) -> list[bytes]:
-    """Return the tensors of the adapter of each stage, and of the whole run."""
-    return [adapter_bytes(folder) for folder in (output / "domain", output / "task", output)]
 
 
 def killed_at(staged: Path, output: Path, when: Path) -> None:
@@ -159,22 +135,18 @@ def test_killed_in_each_stage_and_resumed_gives_the_same_bytes(staged, adapterhu
     out = succeeded(adapterhub("train", "--resume", "--output", cut, "--quiet"))
     assert "finished before" in out
     assert (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns == before, "not run again"
-    assert tensors_of(cut) == tensors_of(tmp_path / "run")
+    for part in ("domain", "task", "."):  # of each stage, and the whole run
+        assert adapter_bytes(cut / part) == adapter_bytes(tmp_path / "run" / part)
     assert (cut / "adapter" / "adapter.json").is_file()
 
 
-@pytest.fixture
-def finished(staged, adapterhub, tmp_path):
-    """Train only the first stage, as if the run had been killed after it."""
-    data = load_yaml(staged)
+def test_a_finished_stage_that_changed_is_refused(staged, adapterhub, tmp_path):
+    """The run was killed after its first stage."""
+    data, finished = load_yaml(staged), tmp_path / "run"
     first = tmp_path / "first.yaml"
     first.write_text(dump_yaml({**data, "stages": data["stages"][:1]}))
     succeeded(adapterhub("train", first, "--quiet"))
-    shutil.rmtree(tmp_path / "run" / "adapter")
-    return tmp_path / "run"
-
-
-def test_a_finished_stage_that_changed_is_refused(staged, finished, adapterhub, tmp_path):
+    shutil.rmtree(finished / "adapter")
     changed = staged.read_text().replace("epochs: 4", "epochs: 5")
     (tmp_path / "changed.yaml").write_text(changed)
     result = adapterhub("train", tmp_path / "changed.yaml", "--resume")

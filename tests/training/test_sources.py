@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,16 +21,16 @@ from adapterhub.data.sources import DataSource
 from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.native import Saved
 from adapterhub.inference.train import _are_sources
-from adapterhub.loop.report import Reporter, Several
+from adapterhub.loop.report import Several
 from adapterhub.recipe.recipe import Recipe, parse_mixing, read
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.plan import plan_of
 from adapterhub.training.run import epoch_batches, prepare, run
 from adapterhub.training.run_data import read_data
-from adapterhub.training.sources import SourcedRows, apportioned, drawn_rows, source_shares
+from adapterhub.training.sources import apportioned, drawn_rows, source_shares
 from adapterhub.training.stream import BlockReader, mix_streams, open_examples
 from tests.kit.data import sentences, word_tokenizer, write_json_lines, write_tsv
-from tests.kit.runs import final_bytes, forks, killed, quiet
+from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
 from tests.kit.task_cases import CASES
 
 MEDIA = {name for name, case in CASES.items() if parse_task(case.task).decodes}
@@ -40,24 +40,18 @@ def write_sources(folder: Path, sizes: tuple[int, ...] = (40, 20, 12)) -> list[s
     """Write sentences with their class into files of some sizes, with other names of columns."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = ("text\tlabel", "review\tsentiment", "sentence\tcategory")
-    rows, start, files = sentences(sum(sizes)), 0, []
-    for number, size in enumerate(sizes):
-        own = [
-            (f"{text} {start + i}", label) for i, (text, label) in enumerate(rows[start:][:size])
-        ]
-        files.append(str(write_tsv(folder / f"{'abc'[number]}.tsv", own, columns[number])))
-        start += size
-    return files
+    rows = ((f"{text} {i}", label) for i, (text, label) in enumerate(sentences(sum(sizes))))
+    return [
+        str(write_tsv(folder / f"{name}.tsv", [*islice(rows, size)], column))
+        for name, size, column in zip("abc", sizes, columns, strict=False)
+    ]
 
 
 def recipe_of(backbone: Path, folder: Path, train: Any, *words: str, **data: Any) -> Recipe:
     usual = ["task=classification", "method=lora(rank=2)", "train.batch_size=4", "train.epochs=2",
              "train.log_every=1", "train.tensorboard=false", "train.report=false"]  # fmt: skip
-    flags = {
-        "backbone": str(backbone),
-        "output": str(folder / "run"),
-        "data": {"train": train, **data},
-    }
+    data = {"train": train, **data}
+    flags = {"backbone": str(backbone), "output": str(folder / "run"), "data": data}
     return read(None, [*usual, *words], flags)
 
 
@@ -93,16 +87,13 @@ def test_every_epoch_has_its_shares_and_no_row_twice_before_all(sizes, data, epo
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=6), st.integers(1, 7), st.integers(1, 40))
 def test_blocks_of_any_size_keep_the_shares(rates, size, blocks):
-    shares, counts = [rate / sum(rates) for rate in rates], [0] * len(rates)
-    for before, new in islice(apportioned(shares, size), blocks):
+    counts = np.zeros(len(rates), int)
+    for before, new in islice(apportioned([rate / sum(rates) for rate in rates], size), blocks):
         assert sum(new) == size
         assert min(new) >= 0
-        assert before == counts
-        counts = [a + b for a, b in zip(counts, new, strict=True)]
-    assert all(
-        abs(share * size * blocks - count) <= 1 + 1e-6
-        for share, count in zip(shares, counts, strict=True)
-    )
+        assert before == counts.tolist()
+        counts += new
+    assert np.abs(np.array(rates) / sum(rates) * size * blocks - counts).max() <= 1 + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -181,14 +172,11 @@ def test_the_batches_have_the_shares_and_the_plan_tells_them(ended):
     recipe, _ = ended
     prepared = prepare(replace(recipe, output=f"{recipe.output}-2"))
     rows = prepared.train
-    assert isinstance(rows, SourcedRows)
-    counts: Counter[str] = Counter()
-    ends = [(name, sum(rows.rows_of[: i + 1])) for i, name in enumerate(rows.names)]
-    for epoch in range(6):
-        for batch in epoch_batches(prepared, epoch).order:
-            counts.update(next(name for name, end in ends if index < end) for index in batch)
+    source_of = np.repeat(rows.names, rows.rows_of)
+    batches = [batch for epoch in range(6) for batch in epoch_batches(prepared, epoch).order]
+    counts = Counter(source_of[index] for batch in batches for index in batch)
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert sum(counts.values()) == 6 * len(rows.rows)
+    assert counts.total() == 6 * len(rows.rows)
     assert [round(share, 3) for _, share in plan_of(prepared).sources] == [0.333] * 3
 
 
@@ -197,8 +185,7 @@ def test_the_batches_have_the_shares_and_the_plan_tells_them(ended):
 def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, how):
     files = write_sources(tmp_path / "data")
     train = [{"path": file, "weight": w} for file, w in zip(files, (1, 4, 0.5), strict=True)]
-    words = ["train.save_every=4", "mixing=equal", "train.max_steps=10"]
-    data: dict[str, Any] = {}
+    words, data = ["train.save_every=4", "mixing=equal", "train.max_steps=10"], {}
     if how == "stream":
         words += ["train.epochs=null", "data.buffer=9"]
         data = {"stream": True, "eval": files[1]}
@@ -207,17 +194,11 @@ def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, how):
     )
     run(whole, quiet(whole))
 
-    class Killer(Reporter):
-        def trained(self, line: Any, timing: Any) -> None:
-            if line.step == 6:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    killed(lambda: run(cut, Several([quiet(cut), Killer()])))
+    killed(lambda: run(cut, Several([quiet(cut), Notes(6, signal.SIGKILL)])))
     run(cut, quiet(cut), resume=True)
     assert final_bytes(Path(cut.output)) == final_bytes(Path(whole.output))
-    other = recipe_of(
-        backbone, tmp_path / "cut", [{**train[0], "weight": 2}, *train[1:]], *words, **data
-    )
+    train[0]["weight"] = 2
+    other = recipe_of(backbone, tmp_path / "cut", train, *words, **data)
     shutil.rmtree(Path(cut.output) / "adapter")
     with pytest.raises(ConfigError, match="another run") as error:
         run(other, quiet(other), resume=True)
@@ -261,14 +242,15 @@ def test_every_task_reads_several_sources(name, tmp_path):
 def test_chats_pairs_and_instructions_are_one_run(tmp_path):
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     forms = {
-        "chats": chat,
-        "pairs": {"prompt": "a", "completion": "b"},
-        "alpaca": {"instruction": "a", "input": "", "output": "b"},
+        "chats": [chat] * 12,
+        "pairs": [{"prompt": "a", "completion": "b"}] * 12,
+        "alpaca": [{"instruction": "a", "input": "", "output": "b"}] * 12,
+        "scored": [{"sentence1": "a", "sentence2": "b", "score": n / 9} for n in range(9)],
+        "plain": [{"anchor": "a", "positive": "b"}] * 9,
     }
-    files = []
-    for name, row in forms.items():
-        rows = json.loads(json.dumps([row] * 12))
-        files.append(str(write_json_lines(tmp_path / f"{name}.jsonl", rows)))
+    files = [
+        str(write_json_lines(tmp_path / f"{name}.jsonl", rows)) for name, rows in forms.items()
+    ]
     recipe = read(None, ["task=causal-lm"], {
         "backbone": "none", "output": "o", "data": {"train": [*files[:2], f"{files[2]}#5"],
                                                     "eval": "none"}})  # fmt: skip
@@ -280,14 +262,8 @@ def test_chats_pairs_and_instructions_are_one_run(tmp_path):
     )
     rows = data.task.encode(data.train, Setting(tokenizer, 64), labelled=True).rows
     assert len({str(row) for row in rows}) == 1  # the same conversation in three forms
-    scored = [{"sentence1": "a", "sentence2": "b", "score": n / 9} for n in range(9)]
-    plain = [{"anchor": "a", "positive": "b"}] * 9
-    pairs = [
-        str(write_json_lines(tmp_path / f"{name}.jsonl", rows))
-        for name, rows in (("scored", scored), ("plain", plain))
-    ]
     with pytest.raises(DataError, match=r"plain\.jsonl has another form than"):
-        read_data(replace(recipe, task="embedding", data=DataOptions(train=pairs, eval="none")))
+        read_data(replace(recipe, task="embedding", data=DataOptions(train=files[3:], eval="none")))
 
 
 # Sources -> what is said of them. The files: good.tsv, other.tsv with other classes, empty.tsv,
@@ -314,7 +290,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes a recipe of these sources."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("good", "more", "a#5")):
         write_tsv(Path(f"{name}.tsv"), sentences(90)[30 * number :][:30])
@@ -323,64 +300,60 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     write_tsv(Path("nolabel.tsv"), [(text,) for text, _ in sentences(30)], "text")
     Path("empty.tsv").write_text("")
-    return tmp_path
+    return partial(recipe_of, "none", tmp_path)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_mixed_is_refused_with_its_file(case, here):
+def test_what_cannot_be_mixed_is_refused_with_its_file(case, recipe):
     train, said = REFUSED[case]
     with pytest.raises(AdapterhubError) as error:
-        read_data(recipe_of(Path("none"), here, train))
+        read_data(recipe(train))
     assert said in str(error.value)
 
 
-def test_names_patterns_and_numbers_of_rows(here):
+def test_names_patterns_and_numbers_of_rows(recipe):
     """A file may have a `#` in its name; one source with a number is the option data.rows."""
-    data = read_data(
-        recipe_of(Path("none"), here, ["a#5.tsv", "good.tsv#7", "mo*.tsv"], eval="none")
-    )
+    data = read_data(recipe(["a#5.tsv", "good.tsv#7", "mo*.tsv"], eval="none"))
     assert [(s.name, s.train) for s in data.sources] == [("a-5", 30), ("good", 7), ("mo", 30)]
     same = [
-        read_data(recipe_of(Path("none"), here, train, **more)).train
+        read_data(recipe(train, **more)).train
         for train, more in (("good.tsv#20", {}), ("good.tsv", {"rows": 20}),
                             ([{"path": "good.tsv", "rows": 20}], {}))
     ]  # fmt: skip
     assert same[0] == same[1] == same[2]
     assert len(same[0]) < 20
-    files = read_data(recipe_of(Path("none"), here, "[gm]o*.tsv", eval="none"))
+    files = read_data(recipe("[gm]o*.tsv", eval="none"))
     assert len(files.train) == 60
     assert not files.sources
-    more = read_data(recipe_of(Path("none"), here, ["good.tsv#500", "more.tsv"]))
+    more = read_data(recipe(["good.tsv#500", "more.tsv"]))
     assert any("all its 30 rows, which are fewer than 500" in note for note in more.notes)
 
 
-def test_labels_of_different_sources_are_united_if_they_are_named(here):
+def test_labels_of_different_sources_are_united_if_they_are_named(recipe):
     train = ["good.tsv", "other.tsv"]
-    data = read_data(recipe_of(Path("none"), here, train, labels="neg,pos,bad,good"))
+    data = read_data(recipe(train, labels="neg,pos,bad,good"))
     assert data.labels == ("neg", "pos", "bad", "good")
     own = [train[0], {"path": "other.tsv", "labels": "bad=neg,good=pos"}]
-    assert read_data(recipe_of(Path("none"), here, own)).labels == ("neg", "pos")
+    assert read_data(recipe(own)).labels == ("neg", "pos")
     write_tsv(Path("some.tsv"), [(text, "pos") for text, _ in sentences(30)])
-    some = read_data(recipe_of(Path("none"), here, ["good.tsv", "some.tsv"]))
+    some = read_data(recipe(["good.tsv", "some.tsv"]))
     assert any("1 of 2 labels are not in all sources: 'neg'" in note for note in some.notes)
 
 
-def test_what_needs_one_source_says_so(here):
+def test_what_needs_one_source_says_so(recipe):
     several = ["good.tsv", "more.tsv"]
-    words = ["train.epochs=null", "train.max_steps=5"]
-    with pytest.raises(ConfigError) as error:
-        read_data(recipe_of(Path("none"), here, several, *words, "mixing=size", stream=True,
-                            eval="none"))  # fmt: skip
-    assert "mixing depends on the rows" in str(error.value)
+    words = ["train.epochs=null", "train.max_steps=5", "mixing=size"]
+    with pytest.raises(ConfigError, match="mixing depends on the rows"):
+        read_data(recipe(several, *words, stream=True, eval="none"))
     tasks = {name: {"data": {"train": several}} for name in "ab"}
     with pytest.raises(ConfigError, match="several tasks with 2 sources"):
         read_data(read(None, [], {"backbone": "none", "output": "o", "tasks": tasks}))
     with pytest.raises(ConfigError, match="the rows of each source"):
-        recipe_of(Path("none"), here, several, rows=5)
+        recipe(several, rows=5)
     for name, rows in (("one.tsv", 1), ("two.tsv", 2)):
         write_tsv(Path(name), sentences(rows))
     with pytest.raises(DataError, match="too few to hold any out"):
-        read_data(recipe_of(Path("none"), here, ["one.tsv", "two.tsv"]))
+        read_data(recipe(["one.tsv", "two.tsv"]))
 
 
 def test_a_recipe_keeps_its_sources(tmp_path):
@@ -392,11 +365,10 @@ def test_a_recipe_keeps_its_sources(tmp_path):
     assert DataOptions(train="hf:imdb#5") == DataOptions(train="imdb", rows=5)
 
 
-def test_rows_in_memory_are_not_taken_for_files(here):
+def test_rows_in_memory_are_not_taken_for_files(recipe):
     """The list of `ah.train`: files, with or without options, and rows are told apart."""
-    files: list[Any] = ["good.tsv#5", Path("more.tsv"), "hf:imdb"]
     for value, expected in (
-        (files, True),
+        (["good.tsv#5", Path("more.tsv"), "hf:imdb"], True),
         (["good.tsv", {"path": "more.tsv", "weight": 2}], True),
         ([{"path": "a.wav", "label": "x"}], False),
         (["good.tsv", {"text": "a"}], False),
@@ -415,8 +387,6 @@ def test_packed_rows_have_texts_of_one_source(backbones, tmp_path):
     words = ["task=causal-lm(pack=true)", "train.max_length=24", "mixing=equal"]
     prepared = prepare(recipe_of(backbones("llama"), tmp_path, files, *words))
     train, held = prepared.train, prepared.evaluation
-    assert isinstance(train, SourcedRows)
-    assert isinstance(held, SourcedRows)
     assert not train.owners
     assert sum(train.rows_of) == len(train.rows) < 60
     parts = {name: part for name, _, part in train.by_source()}

@@ -17,7 +17,6 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training.loading import run_origins, starting_point
 from adapterhub.training.run import prepare, run
 from tests.kit.data import sentences, write_tsv
 from tests.kit.runs import Notes, adapter_bytes
@@ -104,7 +103,9 @@ def test_it_begins_with_the_tensors_of_the_other_and_records_it(recipe, first):
     origin = manifest.training["from"]
     assert (origin["name"], origin["version"]) == ("first", None)
     assert len(origin["digest"]) == 64
-    assert manifest.methods == Saved.at(first).manifest.methods
+    before = Saved.at(first).manifest
+    assert manifest.methods == before.methods
+    assert not {"on", "from"} & before.training.keys()
     assert str(first) not in (outcome.folder / "adapter.json").read_text()
     assert "| starts from | first, sha256 " in (outcome.folder / "README.md").read_text()
     assert read(Path(recipe.output).with_name("second") / "recipe.yaml").from_ == str(first)
@@ -123,14 +124,6 @@ def test_a_published_one_is_found_by_its_name_and_with_other_labels_the_head_is_
     with pytest.raises(MismatchError, match="cannot start from") as error:
         prepare(second(recipe, first, method="lora(rank=4)"))
     assert "adapterhub combine ADAPTER --rank" in str(error.value)
-
-
-def test_the_option_is_called_from_and_takes_the_method_of_the_adapter():
-    words = ["from=helper", "backbone=b", "data.train=t", "output=o"]
-    recipe = read(None, words)
-    assert (recipe.from_, recipe.method) == ("helper", None)
-    assert "\nfrom: helper\n" in recipe.to_yaml()
-    assert read(None, [*words, "method=lora"]).method == "lora"
 
 
 @pytest.mark.parametrize("derive", [second, on])
@@ -230,11 +223,3 @@ def test_starting_from_a_stacked_one_needs_the_same_foundation(recipe, lang):
         prepare(again)
     assert error.value.hint == "--on lang"
     assert_starts(prepare(replace(again, on=(str(lang),))), task)
-
-
-def test_without_any_nothing_is_recorded(recipe, lang):
-    assert starting_point(recipe) is None
-    origins, _ = run_origins(recipe)
-    assert (origins.start, origins.below, origins.copied) == (None, (), ())
-    assert (origins.record(), origins.identity(), list(origins.notes())) == ({}, {}, [])
-    assert not {"on", "from"} & Saved.at(lang).manifest.training.keys()

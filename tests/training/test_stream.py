@@ -211,22 +211,6 @@ def test_workers_give_the_same_batches_and_places(backbone, tmp_path, shards):
     assert torch.equal(torch.get_rng_state(), random), "dropout would differ after a resume"
 
 
-def test_a_streamed_run_learns_and_predicts(backbone, tmp_path, shards):
-    dev = write_tsv(tmp_path / "dev.tsv", sentences(24))
-    recipe = streamed_recipe(
-        backbone, tmp_path / "run", shards, "train.max_steps=120", "method=full",
-        "train.learning_rate=3e-3", "train.eval_every=40", eval=str(dev),
-    )  # fmt: skip
-    outcome = run(recipe, Reporter())
-    assert outcome.metrics["accuracy"] > 0.9
-    assert outcome.result.steps == 120
-    record = Saved.at(outcome.folder).manifest.training
-    assert record["data"]["eval"] == 24
-    assert record["recipe"]["data"]["stream"] is True
-    opened = open_adapter(outcome.folder)
-    assert opened.setting.labels == ("neg", "pos")
-
-
 @forks
 def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, shards):
     dev = write_tsv(tmp_path / "dev.tsv", sentences(12))
@@ -240,8 +224,11 @@ def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, shards):
     killed(lambda: run(cut, Notes(7, signal.SIGKILL)))
     last = tmp_path / "cut" / "checkpoints" / "last" / "progress.json"
     assert json.loads(last.read_text())["progress"]["step"] in (6, 8)
-    run(cut, quiet(cut), resume=True)
+    outcome = run(cut, quiet(cut), resume=True)
     assert final_bytes(tmp_path / "cut")[:2] == final_bytes(tmp_path / "whole")[:2]
+    record = Saved.at(outcome.folder).manifest.training
+    assert (record["data"]["eval"], record["recipe"]["data"]["stream"]) == (12, True)
+    assert open_adapter(outcome.folder).setting.labels == ("neg", "pos")
 
 
 def train_and_record() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from bisect import bisect_right
 from collections import Counter
@@ -14,8 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adapterhub.adapters.load import load_folder
-from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import Saved
@@ -117,17 +114,6 @@ def test_a_run_trains_every_head_and_each_opens_alone(ended):
         )
 
 
-def test_the_heads_share_all_other_tensors(ended):
-    recipe, outcome = ended
-    model, _ = load_backbone(recipe.backbone, task="classification", labels=("a", "b"))
-    first = load_folder(model, outcome.folder, head="mood")
-    second = load_folder(model, outcome.folder, head="length")
-    assert (first.name, second.name) == ("run-mood", "run-length")
-    shared = [n for n in first.tensors() if not n.startswith("head.")]
-    assert shared
-    assert all(torch.equal(first.tensors()[n], second.tensors()[n]) for n in shared)
-
-
 def test_the_cache_of_frozen_layers_changes_nothing_beyond_bf16(backbone, tmp_path):
     losses, notes = {}, Notes()
     for where in ("off", "memory"):
@@ -152,23 +138,22 @@ def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path):
     assert json.loads(last.read_text())["progress"]["step"] == 3
     run(cut, quiet(cut), resume=True)
     assert final_bytes(Path(cut.output)) == final_bytes(Path(whole.output))
-
-
-def test_another_mixture_is_another_run(ended, tmp_path):
-    output = shutil.copytree(ended[0].output, tmp_path / "run")
-    recipe = replace(ended[0], output=str(output))
     with pytest.raises(ConfigError, match="would have no effect") as error:
-        run(replace(recipe, mixing="equal"), Reporter(), resume=True)
-    assert any("recipe.mixing" in line or "mixing" in line for line in error.value.offenders)
+        run(replace(cut, mixing="equal"), Reporter(), resume=True)
+    assert any("mixing" in line for line in error.value.offenders)
 
 
 def test_one_row_equal_labels_and_a_missing_evaluation(backbone, tmp_path):
+    """The best is that of one task."""
     tasks = write_tasks(tmp_path / "data")
     one = tmp_path / "one.tsv"
     one.write_text("text\tlabel\nthe movie was good\t1.5\n", encoding="utf-8")
     tasks["length"]["data"] = {"train": str(one), "eval": "none"}
     tasks["again"] = tasks["mood"]  # the same labels
-    outcome = run(mixed_recipe(backbone, tmp_path, "mixing=equal", tasks=tasks), Reporter())
+    words = ("mixing=equal", "train.best_metric=mood/loss")
+    outcome = run(mixed_recipe(backbone, tmp_path, *words, tasks=tasks), Reporter())
+    history = outcome.result.history
+    assert outcome.metrics["mood/loss"] == min(record["mood/loss"] for record in history)
     assert not any(name.startswith("length") for name in outcome.metrics)
     mains = [outcome.metrics[f"{n}/accuracy"] for n in ("mood", "thing-2", "again")]
     assert outcome.metrics["mean"] == pytest.approx(sum(mains) / 3)
@@ -189,14 +174,6 @@ def test_tasks_that_pool_differently_are_refused(backbone, tmp_path):
         with pytest.raises(ConfigError, match=expected) as error:
             prepare(mixed_recipe(backbone, tmp_path, tasks=tasks | other))
         assert any(offender in line for line in error.value.offenders)
-
-
-def test_the_best_may_be_that_of_one_task(backbone, tmp_path):
-    recipe = mixed_recipe(backbone, tmp_path / "mse", "train.best_metric=length/mse")
-    result = run(recipe, Reporter()).result
-    assert result.best["length/mse"] == min(record["length/mse"] for record in result.history)
-    with pytest.raises(ConfigError, match="lenth/mse"):
-        run(mixed_recipe(backbone, tmp_path / "no", "train.best_metric=lenth/mse"), Reporter())
 
 
 def test_the_plan_tells_the_steps_of_each_task(backbone, tmp_path):
