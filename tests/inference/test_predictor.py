@@ -16,13 +16,10 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.inputs import items_of
 from adapterhub.loop.report import Reporter
-from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import CASES
-
-OPTIONS = ("max_steps=1", "batch_size=64", "tensorboard=false", "report=false")
 
 
 def close(found: Any, expected: Any) -> bool:
@@ -35,19 +32,16 @@ def close(found: Any, expected: Any) -> bool:
 
 
 @pytest.fixture
-def trained(backbones, tmp_path, monkeypatch):
+def trained(recipe_with, backbones, tmp_path, monkeypatch):
     """Return a function that trains an adapter for one step; it returns data and folder."""
 
     def train(task: str):
         case = CASES[task]
         data = case.data(tmp_path)
-        flags = {
-            "backbone": str(backbones(case.backbone)), "output": str(tmp_path / "run"),
-            "method": "lora(rank=2)", "task": case.task,
-            "data": {"train": str(data), "eval": "none"},
-        }  # fmt: skip
-        words = [f"train.{option}" for option in OPTIONS]
-        run(read(None, words, flags), Reporter())
+        words = (f"task={case.task}", f"data.train={data}", "data.eval=none", "method=lora(rank=2)",
+                 "train.max_steps=1", "train.batch_size=64", "train.tensorboard=false",
+                 "train.report=false")  # fmt: skip
+        run(recipe_with(*words, folder=backbones(case.backbone)), Reporter())
         monkeypatch.chdir(data if data.is_dir() else tmp_path)  # files are named relative to it
         return data, tmp_path / "run"
 
@@ -88,10 +82,8 @@ def test_every_way_in_gives_the_same_predictions(task, trained, adapterhub, tmp_
         return
     with pytest.raises(ConfigError, match="does not generate"):
         model.generate(given)
-    refused(
-        adapterhub("predict", folder, *CASES[task].asked(data), "--top-p", "0.5"),
-        "does not generate",
-    )
+    words = ("predict", folder, *CASES[task].asked(data), "--top-p", "0.5")
+    refused(adapterhub(*words), "does not generate")
 
 
 @pytest.fixture(scope="module")
@@ -108,21 +100,12 @@ def test_many_forms_of_texts_and_rows(classifier):
     assert classifier.labels == ("neg", "pos")
     assert classifier.max_length == classifier.setting.max_length
     assert one.probability == one.scores[one.label] == max(one.scores.values())
-    assert one.columns(every=True).keys() == {
-        "label", "probability", "probability of neg", "probability of pos"
-    }  # fmt: skip
+    of_labels = {"probability of neg", "probability of pos"}
+    assert one.columns(every=True).keys() == {"label", "probability"} | of_labels
     expected = [classifier.predict(text).label for text in TEXTS]
-    for given in (
-        TEXTS,
-        iter(TEXTS),
-        [(text,) for text in TEXTS],
-        np.array(TEXTS),
-        ROWS,
-        pd.DataFrame(ROWS),
-        pd.Series(TEXTS),
-        pa.Table.from_pylist(ROWS),
-        datasets.Dataset.from_list(ROWS),
-    ):
+    frames = pd.DataFrame(ROWS), pd.Series(TEXTS), np.array(TEXTS)
+    tables = pa.Table.from_pylist(ROWS), datasets.Dataset.from_list(ROWS)
+    for given in (TEXTS, iter(TEXTS), [(text,) for text in TEXTS], ROWS, *frames, *tables):
         found = [prediction.label for prediction in classifier.predict(given)]
         assert found == expected, type(given)
     assert classifier.predict(ROWS[0]).label == expected[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pytest
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, OutputError
 from adapterhub.inference import table_job
-from adapterhub.inference.open import AdapterSource, open_adapter
+from adapterhub.inference.open import open_adapter
 from adapterhub.inference.table_job import ONLY, TableJob, TableOutput, TableWorker, plan_table
 from tests.kit.runs import TABLE_ROWS, routed, write_table
 
@@ -35,27 +34,6 @@ def test_each_row_is_predicted_by_the_adapter_that_it_names(two_adapters, tmp_pa
             assert found["scores"] == pytest.approx(expected["scores"], abs=1e-5)
 
 
-def test_one_adapter_for_all_rows_and_another_name_of_the_columns(two_adapters, tmp_path):
-    table = pa.table({"review": ["the film was bad", "a great movie"]})
-    pq.write_table(table, tmp_path / "rows.parquet")
-    job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]}, into="mood")
-    planned = plan_table(job, text="review")
-    (part,) = planned.parts
-    rows = TableWorker(planned.job).predict(part).to_pylist()
-    assert [json.loads(row["mood"])["label"] in ("neg", "pos") for row in rows] == [True] * 2
-
-
-def test_the_identity_follows_rows_adapters_and_columns(two_adapters, tmp_path):
-    source = write_table(tmp_path)
-    first = plan_table(routed(two_adapters, source))
-    assert plan_table(routed(two_adapters, source)).identity == first.identity
-    assert table_job.described_job(first)["identity"] == first.identity
-    other = {"mood": two_adapters["thing"], "thing": two_adapters["mood"]}
-    assert plan_table(routed(other, source)).identity != first.identity
-    write_table(tmp_path, group=10)
-    assert plan_table(routed(two_adapters, source)).identity != first.identity
-
-
 def test_what_is_wrong_with_the_input_is_told(two_adapters, tmp_path):
     source = write_table(tmp_path)
     with pytest.raises(DataError, match="not given") as error:
@@ -74,42 +52,48 @@ def test_what_is_wrong_with_the_input_is_told(two_adapters, tmp_path):
 
 
 def test_an_invalid_row_and_a_node_with_another_release_are_refused(two_adapters, tmp_path):
-    table = pa.table({"text": ["a film", "a movie", None]})
+    """By one adapter for all rows, with other names of the columns."""
+    table = pa.table({"review": ["the film was bad", "a great movie", None]})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
-    job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]})
-    planned = plan_table(job)
+    job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]}, into="mood")
+    planned = plan_table(job, text="review")
+    worker = TableWorker(planned.job)
+    for row in worker.predict(planned.parts[0]).to_pylist():
+        assert json.loads(row["mood"])["label"] in ("neg", "pos")
     with pytest.raises(DataError) as error:
-        TableWorker(planned.job).predict(planned.parts[1])
-    assert error.value.offenders == ("row 1 of group 1: 'text' is missing",)
+        worker.predict(planned.parts[1])
+    assert error.value.offenders == ("row 1 of group 1: 'review' is missing",)
     with pytest.raises(ConfigError, match=r"started with 0\.0\.0"):
         TableWorker(job, 1, ("0.0.0", "."))
 
 
 @pytest.fixture
-def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> table_job.PlannedTable:
+def planned(two_adapters, tmp_path) -> table_job.PlannedTable:
     return plan_table(routed(two_adapters, write_table(tmp_path / "rows")))
 
 
-def rows_of(planned: table_job.PlannedTable, number: int) -> pa.Table:
-    return pa.table({"id": [number] * planned.parts[number].rows})
-
-
 def test_another_job_and_other_files_are_refused(two_adapters, planned, tmp_path):
-    TableOutput(str(tmp_path / "out"), planned)
-    other = plan_table(routed(two_adapters, write_table(tmp_path / "rows", group=7)))
-    with pytest.raises(OutputError, match="another job"):
-        TableOutput(str(tmp_path / "out"), other)
+    """One of other adapters, and one of other parts of the rows."""
+    source = str(tmp_path / "rows" / "*.parquet")
+    for _ in range(2):
+        TableOutput(str(tmp_path / "out"), plan_table(routed(two_adapters, source)))
+    swapped = dict(zip(two_adapters, reversed(two_adapters.values()), strict=True))
+    others = [plan_table(routed(swapped, source))]
+    write_table(tmp_path / "rows", group=7)
+    for other in (*others, plan_table(routed(two_adapters, source))):
+        with pytest.raises(OutputError, match="another job"):
+            TableOutput(str(tmp_path / "out"), other)
     with pytest.raises(OutputError, match="not empty"):
         TableOutput(str(tmp_path / "rows"), planned)
     with pytest.raises(OutputError, match="one file in a bucket"):
         TableOutput("memory://bucket/out.parquet", planned)
 
 
-def test_a_url(planned: table_job.PlannedTable) -> None:
+def test_a_url(planned):
     memory = fsspec.filesystem("memory")
     try:
         output = TableOutput("memory://jobs/out", planned)
-        output.write(planned.parts[1], rows_of(planned, 1))
+        output.write(planned.parts[1], pa.table({"id": [1] * planned.parts[1].rows}))
         again = TableOutput("memory://jobs/out", planned)
         assert planned.parts[1] not in again.missing
         assert len(again.missing) == len(planned.parts) - 1

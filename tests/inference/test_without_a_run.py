@@ -109,46 +109,29 @@ def test_another_kind_than_the_recorded_one_is_refused(saved, adapterhub, tmp_pa
         assert not (tmp_path / "out").exists()
 
 
-def with_tokens(beyond: bool) -> Any:
-    """Return a way to change a model by new tokens, in spare rows or beyond them."""
-    tokens = [*(f"<n{i}>" for i in range(60 * beyond)), "<a>", "<b>"]
-
-    def change(place: Path, kind: str) -> tuple[Any, Any]:
-        model, tokenizer = ah.load_backbone(str(place), task=kind, new_tokens=tokens)
-        return model, ah.attach(model, "lora", tokenizer=tokenizer)
-
-    return change
-
-
-def by(method: str, **options: Any) -> Any:
-    """Return a way to change a model by a method."""
-
-    def change(place: Path, kind: str) -> tuple[Any, Any]:
-        labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
-        model, _ = ah.load_backbone(str(place), task=kind, labels=labels, **options)
-        return model, ah.attach(model, method)
-
-    return change
-
-
-CHANGES = {
-    "spare tokens": (with_tokens(False), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
-    "tokens beyond": (with_tokens(True), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
-    "every weight": (by("full"), tuple(KINDS)),
-    "the embedding": (by("staged(groups=[embeddings])"), ("causal-lm", "seq2seq")),
-    "biases": (by("bitfit"), ("classification", "embedding", "masked-lm", "tagging")),
-    "a prompt": (by("prompt"), ("causal-lm", "classification", "embedding")),
-    "mean": (by("lora", pooling="mean"), ("classification", "regression", "multi-label")),
+NEW = ("<a>", "<b>")
+OF_TEXT = ("causal-lm", "masked-lm", "seq2seq", "embedding")
+# A method, options of the backbone, and the kinds of models.
+CHANGES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "tokens in spare rows": ("lora", {"new_tokens": NEW}, OF_TEXT),
+    "tokens beyond": ("lora", {"new_tokens": (*(f"<n{i}>" for i in range(60)), *NEW)}, OF_TEXT),
+    "every weight": ("full", {}, tuple(KINDS)),
+    "the embedding": ("staged(groups=[embeddings])", {}, ("causal-lm", "seq2seq")),
+    "biases": ("bitfit", {}, ("classification", "embedding", "masked-lm", "tagging")),
+    "a prompt": ("prompt", {}, ("causal-lm", "classification", "embedding")),
+    "mean": ("lora", {"pooling": "mean"}, ("classification", "regression", "multi-label")),
 }
-CELLS = [(name, kind) for name, (_, kinds) in CHANGES.items() for kind in kinds]
+CELLS = [(name, kind) for name, (*_, kinds) in CHANGES.items() for kind in kinds]
 
 
 @long_table(("name", "kind"), CELLS, parts=5)
 def test_what_changes_more_than_a_weight_is_merged_or_refused(
     name, kind, backbones, adapterhub, tmp_path
 ):
-    place, change = backbones(OF_KIND[kind].backbone), CHANGES[name][0]
-    model, adapter = change(place, kind)
+    place, (method, options, _) = backbones(OF_KIND[kind].backbone), CHANGES[name]
+    labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
+    model, tokenizer = ah.load_backbone(str(place), task=kind, labels=labels, **options)
+    adapter = ah.attach(model, method, tokenizer=tokenizer if "tokens" in name else None)
     tiny_models.scramble(adapter)
     adapter.save(tmp_path / "mine")
     out = tmp_path / "merged"

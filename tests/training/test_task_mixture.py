@@ -115,11 +115,13 @@ def test_a_run_trains_every_head_and_each_opens_alone(ended):
 
 
 def test_the_cache_of_frozen_layers_changes_nothing_beyond_bf16(backbone, tmp_path):
+    """The best evaluation is that of one task."""
     losses, notes = {}, Notes()
     for where in ("off", "memory"):
-        words = ("method=lora(layers=top 1)", f"train.frozen_cache={where}")
-        recipe = mixed_recipe(backbone, tmp_path / where, *words)
+        words = ("method=lora(layers=top 1)", "train.best_metric=length/mse")
+        recipe = mixed_recipe(backbone, tmp_path / where, *words, f"train.frozen_cache={where}")
         result = run(recipe, notes).result
+        assert result.best["length/mse"] == min(record["length/mse"] for record in result.history)
         losses[where] = [record["mean"] for record in result.history]
     assert sum("computed once for 80 rows" in note for note in notes.notes) == 1
     assert losses["memory"] == pytest.approx(losses["off"], abs=0.1)
@@ -144,16 +146,12 @@ def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path):
 
 
 def test_one_row_equal_labels_and_a_missing_evaluation(backbone, tmp_path):
-    """The best is that of one task."""
     tasks = write_tasks(tmp_path / "data")
     one = tmp_path / "one.tsv"
     one.write_text("text\tlabel\nthe movie was good\t1.5\n", encoding="utf-8")
     tasks["length"]["data"] = {"train": str(one), "eval": "none"}
     tasks["again"] = tasks["mood"]  # the same labels
-    words = ("mixing=equal", "train.best_metric=mood/loss")
-    outcome = run(mixed_recipe(backbone, tmp_path, *words, tasks=tasks), Reporter())
-    history = outcome.result.history
-    assert outcome.metrics["mood/loss"] == min(record["mood/loss"] for record in history)
+    outcome = run(mixed_recipe(backbone, tmp_path, "mixing=equal", tasks=tasks), Reporter())
     assert not any(name.startswith("length") for name in outcome.metrics)
     mains = [outcome.metrics[f"{n}/accuracy"] for n in ("mood", "thing-2", "again")]
     assert outcome.metrics["mean"] == pytest.approx(sum(mains) / 3)
