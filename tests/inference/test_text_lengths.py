@@ -1,14 +1,19 @@
-"""Texts as long as a model reads, with virtual tokens in front of them and new ones behind."""
+"""Texts of no length, and as long as a model reads: named, kept empty, or cut and told."""
 
+import io
+import json
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import pandas as pd
 import pytest
+from tokenizers import Regex
+from tokenizers.normalizers import Replace
 
 import adapterhub as ah
 from adapterhub.backbones.pooling import max_positions
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import open_adapter
@@ -22,18 +27,135 @@ from tests.kit.server import TaskExample, write_adapter
 from tests.kit.session import refused, succeeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-LONG = " ".join(["the movie was very good"] * 60)
-VIRTUAL = ("lora(rank=2)", "prompt(length=20)", "p-tuning(length=20)", "prefix(length=20)",
-           ["lora(rank=2)", "prompt(length=7)"])  # fmt: skip
 KINDS = {
     "classification": TaskExample("classification", "classification", ("neg", "pos")),
+    "multi-label": TaskExample("multi-label", "multi-label", ("neg", "pos")),
     "regression": TaskExample("regression", "regression", ("score",)),
     "embedding": TaskExample("embedding", "features"),
     "tagging": TaskExample("tagging", "tagging", ("O", "B-a")),
     "pair": TaskExample("classification", "classification", ("neg", "pos"), pair="second"),
+    "reranking": TaskExample("reranking", "regression", ("score",)),
     "causal-lm": TaskExample("causal-lm", "causal-lm"),
     "seq2seq": TaskExample("seq2seq", "seq2seq"),
 }
+
+# Inputs without a text: an error that names them, or an empty prediction, in every way in.
+
+NOTHING = ["", " ", "\n\t", "\u00a0", "\u3000", "\u200b\u200e", None, float("nan")]
+READERS = [
+    *(("bert", kind) for kind in ("classification", "multi-label", "regression", "embedding")),
+    ("gpt2", "classification"), ("gpt2", "causal-lm"), ("llama", "causal-lm"), ("t5", "seq2seq"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def adapter(backbones, tmp_path):
+    """Return a function that writes an adapter of a kind on the usual architecture, or another."""
+    usual = {"causal-lm": "gpt2", "seq2seq": "t5"}
+    return lambda kind, architecture=None: write_adapter(
+        backbones(architecture or usual.get(kind, "bert")), tmp_path / "run", example=KINDS[kind]
+    )
+
+
+@long_table(("architecture", "kind"), READERS, 2)
+def test_python_and_the_engine_refuse_or_keep_them(architecture, kind, adapter):
+    folder = adapter(kind, architecture)
+    model = ah.open(folder)
+    good = model.predict("a film")
+    letters = model.tokenizer(NOTHING[5], add_special_tokens=False)["input_ids"]
+    for nothing in NOTHING[:5] + NOTHING[6:] if letters else NOTHING:
+        with pytest.raises(DataError, match="no text") as error:
+            model.predict(["a film", nothing])
+        assert "item 1" in str(error.value)
+        with pytest.raises(DataError, match="no text"):
+            model.predict(nothing)
+        first, empty = model.predict(["a film", nothing], keep_empty=True)
+        assert first.as_dict().keys() == good.as_dict().keys()
+        assert (str(empty), empty.label, empty.as_dict()) == ("", None, {"empty": True})
+    for rows in ([{"text": "a film"}, {"text": None}], pd.DataFrame({"text": ["a film", None]})):
+        with pytest.raises(DataError, match="row 1"):
+            model.predict(rows)
+        assert model.predict(rows, keep_empty=True)[1].as_dict() == {"empty": True}
+    with Engine() as engine:
+        asked = [engine.submit(folder, "  ")]
+        if kind in ("causal-lm", "seq2seq"):
+            asked.append(engine.generate(folder, " ", GenerationOptions(max_tokens=2)))
+        for each in asked:
+            with pytest.raises(DataError, match="no text"):
+                each.result(60)
+        assert "empty" not in engine.submit(folder, "a film").result(60)
+        assert engine.submit(folder, "  ", keep_empty=True).result(60)["empty"] is True
+
+
+def test_both_texts_of_a_pair_are_needed(adapter):
+    model = ah.open(adapter("pair"))
+    for given in (("a film", ""), (" ", "a plot"), ("", ""), ("a film", None)):
+        with pytest.raises(DataError, match="no text"):
+            model.predict(given)
+        assert model.predict(given, keep_empty=True).label is None
+    rows = [{"text": "a film", "second": "a plot"}, {"text": "a film", "second": None}]
+    with pytest.raises(DataError, match="row 1"):
+        model.predict(rows)
+    assert [p.label is None for p in model.predict(rows, keep_empty=True)] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi-label", "seq2seq", "reranking"])
+def test_an_evaluation_refuses_texts_without_tokens(kind, adapter, tmp_path):
+    """Letters that a tokenizer leaves out, in each field that a prediction reads."""
+    nothing = "\u200b\u200e\u0301"
+    model = ah.open(adapter(kind))
+    model.tokenizer.backend_tokenizer.normalizer = Replace(Regex(f"[{nothing}]"), "")
+    if kind == "reranking":
+        rows = [{"query": "a", "passage": p, "label": n} for n, p in ((1, "film"), (0, nothing))]
+    else:
+        label = ["neg"] if kind == "multi-label" else "neg"
+        rows = [{"text": text, "label": label} for text in ("a film", nothing)]
+    file = str(write_json_lines(tmp_path / "e.jsonl", rows))
+    task, choice = model.task.fitted(file, DataOptions(), "eval")
+    examples = task.read(file, choice.options, "eval")
+    with pytest.raises(DataError, match="1 of 2 inputs has no text") as error:
+        model.evaluate(examples, places=choice.places(len(examples)))
+    assert error.value.offenders[0].startswith("e.jsonl, line 2")
+    assert "keep" not in error.value.hint
+    assert model.evaluate(examples[:1])
+
+
+@pytest.mark.parametrize("kind", ["classification", "causal-lm"])
+def test_the_command_line_names_the_file_and_the_line(
+    kind, adapter, adapterhub, tmp_path, monkeypatch
+):
+    folder = adapter(kind)
+    refused(adapterhub("predict", folder, "a film", " "), "text 2")
+    out = succeeded(adapterhub("predict", folder, "a film", " ", "--json", "--keep-empty"))
+    assert [row.get("empty", False) for row in json_lines(out)] == [False, True]
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\na plot\n"))
+    refused(adapterhub("predict", folder), "line 2")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a film\n\na plot\n")
+    refused(adapterhub("predict", folder, "--data", lines), "lines.txt, line 2")
+    rows = write_json_lines(tmp_path / "r.jsonl", [{"text": "a film"}, {"text": None}])
+    refused(adapterhub("predict", folder, "--data", rows), "line 2")
+    table = tmp_path / "t.parquet"
+    pd.DataFrame({"text": ["a film", "", None]}).to_parquet(table)
+    for file, missing in ((lines, [False, True, False]), (rows, [False, True])):
+        output = tmp_path / f"{file.stem}.jsonl.out.jsonl"
+        code, _, err = adapterhub("predict", folder, "--data", file, "--output", output,
+                                  "--keep-empty")  # fmt: skip
+        assert code == 0, err
+        name = "label" if kind == "classification" else "generated"
+        assert [row[name] is None for row in json_lines(output.read_text())] == missing
+    words = ("predict", folder, "--input", table, "--output")
+    assert adapterhub(*words, tmp_path / "no.parquet")[0] == 2
+    succeeded(adapterhub(*words, tmp_path / "yes.parquet", "--keep-empty"))
+    found = map(json.loads, pd.read_parquet(tmp_path / "yes.parquet")["prediction"])
+    assert [each.get("empty", False) for each in found] == [False, True, True]
+
+
+# Texts as long as a model reads, with virtual tokens in front of them and new ones behind.
+
+LONG = " ".join(["the movie was very good"] * 60)
+VIRTUAL = ("lora(rank=2)", "prompt(length=20)", "p-tuning(length=20)", "prefix(length=20)",
+           ["lora(rank=2)", "prompt(length=7)"])  # fmt: skip
 CASES = [
     *product(("bert", "gpt2", "llama"), VIRTUAL, ("classification",)),
     *product(("gpt2", "llama"), VIRTUAL, ("causal-lm",)),
