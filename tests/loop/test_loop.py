@@ -137,16 +137,6 @@ def test_errors_are_better_low_and_scores_high(tmp_path, name, values, best):
     assert written == [{name: None if value is NONE else value} for value in values]
 
 
-def test_best_metric_option_wins_over_the_main_metric(tmp_path):
-    """Another metric may be not a number."""
-    values = iter(({"acc": 0.5, "f1": 0.1, "auc": NONE}, {"acc": 0.4, "f1": 0.2, "auc": NONE}))
-    options = RunOptions(epochs=2, best_metric="f1", tensorboard=False)
-    result = fit(tmp_path, options, evaluate=lambda: next(values), metric="acc")
-    assert result.best == pytest.approx({"acc": 0.4, "f1": 0.2, "auc": NONE}, nan_ok=True)
-    again = fit(tmp_path, options, metric="acc", resume=True)
-    assert again.best_step == result.best_step
-
-
 def test_without_evaluation_the_last_tensors_are_the_result(tmp_path):
     trainee = Learner()
     result = fit(tmp_path, trainee=trainee, evaluation=False)

@@ -157,6 +157,13 @@ def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words):
     assert any("train.max_length" in note for note in prepared.notes)
 
 
+def test_the_seed_draws_the_tensors_of_an_adapter(recipe_with):
+    drawn = [prepare(recipe_with("method=lora", f"seed={seed}")).adapter for seed in (5, 5, 6)]
+    first, second, other = (adapter.tensors() for adapter in drawn)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
 def test_packing_is_refused_with_virtual_tokens(recipe_with, backbones, tmp_path):
     file = write_json_lines(tmp_path / "texts.jsonl", [{"text": "the movie was good"}] * 8)
     words = ("method=prompt", "task=causal-lm(data=text, pack=true)", f"data.train={file}")

@@ -25,13 +25,13 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training import stream as streams
 from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.run_data import read_data
-from adapterhub.training.stream import StreamBatches, StreamedRows, open_examples, stream_rows
+from adapterhub.training.stream import StreamBatches, open_examples, stream_rows
 from tests.kit import data, processes, tiny_models
 from tests.kit.data import sentences, streamed_recipe, write_json_lines, write_shards, write_tsv
 from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
@@ -101,18 +101,17 @@ def test_labels_appear_late_invalid_rows_are_named_and_empty_ones_skipped(tmp_pa
         list(streamed(file))
 
 
-def messages(*roles_and_texts: str) -> dict[str, object]:
-    pairs = zip(roles_and_texts[::2], roles_and_texts[1::2], strict=True)
-    return {"messages": [{"role": role, "content": text} for role, text in pairs]}
+def messages(**texts: str) -> dict[str, object]:
+    return {"messages": [{"role": role, "content": text} for role, text in texts.items()]}
 
 
-SAID = messages("user", "a", "assistant", "b")
+SAID = messages(user="a", assistant="b")
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 # Task -> a good row, a bad one, and what is said of it.
 BAD_ROWS = {
     "causal-lm": ({"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}, "is empty"),
-    "causal-lm(data=chat)": (SAID, messages("user", "a", "assistant", ""), "is empty"),
-    "causal-lm(data=chat) ": (SAID, messages("user", "a"), "not the assistant's"),
+    "causal-lm(data=chat)": (SAID, messages(user="a", assistant=""), "is empty"),
+    "causal-lm(data=chat) ": (SAID, messages(user="a"), "not the assistant's"),
     "seq2seq": ({"text": "a", "target": "b"}, {"text": "a", "target": None}, "is missing"),
     "reward": (PAIR, PAIR | {"rejected": ""}, "is empty"),
     "masked-lm": ({"text": "a"}, {"text": None}, "is missing"),
@@ -122,24 +121,19 @@ BAD_ROWS = {
 }  # fmt: skip
 
 
-def with_bad_row(folder: Path, task: str) -> Recipe:
-    """Return the recipe of 310 rows of which number 302 is bad, and the labels are given."""
-    good, bad, _ = BAD_ROWS[task]
-    rows = [*[good] * 301, bad, *[good] * 8]
-    write_json_lines(folder / "rows.jsonl", rows)
-    data = {"train": str(folder / "*.jsonl"), "eval": "none", "stream": True}
-    words = ["train.max_steps=9", *["data.labels=x,y"] * (task == "classification")]
-    return read(None, words, {"task": task.strip(), "backbone": "x", "output": "o", "data": data})
-
-
 @pytest.mark.parametrize("task", list(BAD_ROWS))
 def test_a_bad_row_is_found_before_the_backbone_is_loaded(task, tmp_path, monkeypatch):
-    """Or, in files beyond a size, when it is drawn."""
-    recipe = with_bad_row(tmp_path, task)
+    """Or, in files beyond a size, when it is drawn. The labels of classes are given."""
+    good, bad, said = BAD_ROWS[task]
+    write_json_lines(tmp_path / "rows.jsonl", [*[good] * 301, bad, *[good] * 8])
+    data = {"train": str(tmp_path / "*.jsonl"), "eval": "none", "stream": True}
+    words = ["train.max_steps=9", *["data.labels=x,y"] * (task == "classification")]
+    flags = {"task": task.strip(), "backbone": "x", "output": "o", "data": data}
+    recipe = read(None, words, flags)
     with pytest.raises(DataError, match=r"invalid rows|without a name") as error:
         read_data(recipe)
     assert "302" in str(error.value) or task == "classification"
-    assert BAD_ROWS[task][2] in str(error.value)
+    assert said in str(error.value)
     if task != "classification":
         monkeypatch.setattr(streams, "_READ_THROUGH", 100)
         with pytest.raises(DataError, match=r"row 302 of rows\.jsonl"):
@@ -147,8 +141,7 @@ def test_a_bad_row_is_found_before_the_backbone_is_loaded(task, tmp_path, monkey
 
 
 def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_path):
-    rows = [messages("user", "a", "assistant", "b")] * 301
-    rows += [messages("system", "be kind", "user", "hello there", "assistant", "b")]
+    rows = [*[SAID] * 301, messages(system="be kind", user="hello there", assistant="b")]
     file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
     stream, _ = open_examples(file, DataOptions(), parse_task("causal-lm"))
     tokenizer = data.word_tokenizer()
@@ -167,7 +160,6 @@ def shards(tmp_path: Path) -> str:
 
 
 def batches_of(prepared: PreparedRun, **more: Any) -> StreamBatches:
-    assert isinstance(prepared.train, StreamedRows)
     return StreamBatches(prepared.train, prepared.options, buffer=16, **more)
 
 
