@@ -179,11 +179,17 @@ def texts(batch: Any) -> list[tuple[int, ...]]:
 def test_a_place_that_was_saved_gives_the_same_batches(backbone, tmp_path, shards, task, words):
     prepared = prepare(streamed_recipe(backbone, tmp_path / "run", shards, f"task={task}", *words))
     whole = batches_of(prepared)
-    drawn, states = [], []
+    drawn, states, found = [], [], set()
     for number in range(40):  # more than two passes over 64 rows
         states.append(json.loads(json.dumps(whole.state())))
-        drawn.append(content(whole[number]))
+        drawn.append(content(batch := whole[number]))
+        if task == "classification":
+            found.update(zip(texts(batch), batch["labels"].tolist(), strict=True))
     assert len({str(batch) for batch in drawn}) > 30
+    if task == "classification":  # rows are encoded as without a stream
+        train = prepared.train
+        rows = train.task.encode(list(train.examples), train.setting, labelled=True).rows
+        assert found == {(tuple(row["input_ids"]), row["labels"]) for row in rows}
     for start in (0, 1, 4, 15, 16, 17, 33):
         resumed = batches_of(prepared)
         resumed.load_state(states[start])
