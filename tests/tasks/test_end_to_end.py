@@ -26,7 +26,6 @@ LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=fals
 def test_each_task_has_a_case():
     # A pipeline of diffusers has a file of its own: test_text_to_image.py.
     assert CASES.keys() == TASKS.keys() - {"text-to-image"}
-    assert len(CASES) > 5
     assert all(parse_task(case.task).name == name for name, case in CASES.items())
 
 
@@ -46,10 +45,6 @@ def check_report(run, manifest):
     assert value == pytest.approx(expected, abs=1e-4), score
 
 
-def token_mean(rows):
-    return sum(r["loss"] * r["tokens"] for r in rows) / sum(r["tokens"] for r in rows)
-
-
 SCORES = {
     "classes": lambda rows: ("accuracy", mean(r["label"] == r["prediction"] for r in rows)),
     "sets": lambda rows: ("micro_f1", entity_f1(rows)),
@@ -57,8 +52,10 @@ SCORES = {
     "numbers": lambda rows: ("mse", mean((r["label"] - r["prediction"]) ** 2 for r in rows)),
     "spans": lambda rows: ("f1", entity_f1(rows)),
     "texts": lambda rows: ("exact_match", mean(r["label"] == r["prediction"] for r in rows)),
-    "losses": lambda rows: ("loss", token_mean(rows)),
-}
+    "losses": lambda rows: (
+        "loss", sum(r["loss"] * r["tokens"] for r in rows) / sum(r["tokens"] for r in rows),
+    ),
+}  # fmt: skip
 
 
 def entity_f1(rows):
@@ -73,12 +70,11 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     file = case.data(tmp_path)
     run = tmp_path / "run"
     with charts_drawn() if name in DRAWN else nullcontext():
-        code, _, err = adapterhub(
+        succeeded(adapterhub(
             "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train", file,
             "--eval", file, "--output", run, *LEARN, f"train.epochs={epochs}", *case.words,
             "--quiet",
-        )  # fmt: skip
-    assert code == 0, err
+        ))  # fmt: skip
     manifest = json.loads((run / "adapter/adapter.json").read_text())
     assert manifest["task"] == name
     check_report(run, manifest)

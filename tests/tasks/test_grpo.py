@@ -22,16 +22,10 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common import policy_losses as losses
 from adapterhub.tasks.common import rewards
 from adapterhub.tasks.common.batches import measuring, model_inputs
-from adapterhub.tasks.common.policy_losses import (
-    STD_FLOOR,
-    PolicyOptions,
-    Sampled,
-    advantages_of,
-    deviations_of,
-    policy_loss,
-)
+from adapterhub.tasks.common.policy_losses import PolicyOptions, Sampled, policy_loss
 from adapterhub.tasks.common.rewards import RewardedTexts, has_answer, reward_of, total_rewards
 from adapterhub.tasks.grpo import ADVANTAGES, LABELS, OLD, REFERENCE, RewardedPrompt
 from adapterhub.training.run import run
@@ -55,10 +49,8 @@ NAN = float("nan")
         ("It is 4.0, not 5.", "4", False),
         ("so she has 1,234 of them", "... #### 1234", True),
         ("-3.50", "-3.5", True),
-        ("", "4", False),
         ("four", "4", False),
         ("The Cat.", "cat", True),
-        ("a cat", "dog", False),
         ("", "cat", False),
         ("9" * 5000, "9" * 5000, True),
         ("1" + "0" * 5000, "1", False),
@@ -143,17 +135,15 @@ def test_rewards_are_weighted_and_those_that_do_not_score_a_text_do_not_count():
     ("spec", "recipe", "expected"),
     [
         (None, None, {}),
-        ("grpo", None, {}),
         ("grpo(beta=0.1, weights=[1, 2])", "task: seq2seq", {"beta": 0.1, "weights": [1, 2]}),
-        ("{grpo: {group: 4}}", None, {"group": 4}),
         (None, "task: {grpo: {reward: exact, group: 4}}", {"group": 4}),
         (None, "task: grpo", {}),
     ],
 )
 def test_the_flag_sets_the_reward_of_the_task(spec, recipe, expected, tmp_path):
-    file = tmp_path / "recipe.yaml"
-    file.write_text(recipe or "")
-    found = json.loads(_rewarded(spec, str(file) if recipe else None, ["exact", "regex:a"]))
+    (tmp_path / "recipe.yaml").write_text(recipe or "")
+    file = str(tmp_path / "recipe.yaml") if recipe else None
+    found = json.loads(_rewarded(spec, file, ["exact", "regex:a"]))
     assert found == {"grpo": expected | {"reward": ["exact", "regex:a"]}}
 
 
@@ -194,25 +184,27 @@ def test_code_is_not_run_from_the_record_of_an_adapter_or_without_consent():
 
 def test_advantages_are_differences_in_a_group():
     groups = torch.tensor([[1.0, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [NAN, 1, 2, 3], [NAN] * 4])
-    by_group = [(x - 0.5) / ((1 / 3) ** 0.5 + STD_FLOOR) for x in (1, 0, 0, 1)]
-    found = advantages_of(groups, "group").tolist()
+    by_group = [(x - 0.5) / ((1 / 3) ** 0.5 + losses.STD_FLOOR) for x in (1, 0, 0, 1)]
+    found = losses.advantages_of(groups, "group").tolist()
     assert found[0] == pytest.approx(by_group)
     assert found[1] == [0] * 4
-    assert found[2] == pytest.approx([0, -1 / (1 + STD_FLOOR), 0, 1 / (1 + STD_FLOOR)])
+    assert found[2] == pytest.approx(
+        [0, -1 / (1 + losses.STD_FLOOR), 0, 1 / (1 + losses.STD_FLOOR)]
+    )
     assert found[3] == [0] * 4
-    assert advantages_of(groups, "none").tolist()[2] == [0, -1, 0, 1]
+    assert losses.advantages_of(groups, "none").tolist()[2] == [0, -1, 0, 1]
     std = groups[groups.isfinite()].std().item()
-    by_batch = advantages_of(groups, "batch").tolist()[0]
-    assert by_batch == pytest.approx([(x - 0.5) / (std + STD_FLOOR) for x in (1, 0, 0, 1)])
+    by_batch = losses.advantages_of(groups, "batch").tolist()[0]
+    assert by_batch == pytest.approx([(x - 0.5) / (std + losses.STD_FLOOR) for x in (1, 0, 0, 1)])
 
 
 @given(st.floats(-1e3, 1e3, width=32), st.lists(st.booleans(), min_size=1, max_size=9))
 def test_equal_rewards_have_no_deviation_and_no_advantage(reward, scored):
     """Some texts of the group may be unscored; the first one may be."""
     group = torch.tensor([[reward if each else NAN for each in scored]])
-    assert deviations_of(group).tolist() == [0]
+    assert losses.deviations_of(group).tolist() == [0]
     for scale in ("group", "batch", "none"):
-        assert advantages_of(group, scale).tolist() == [[0] * len(scored)]
+        assert losses.advantages_of(group, scale).tolist() == [[0] * len(scored)]
 
 
 RATIOS, A = [[1.5, 0.5, 1.1], [1.5, 0.5, 1.0]], [2.0, -1.0]
@@ -256,12 +248,12 @@ def test_the_ratio_of_a_whole_text_is_the_geometric_mean():
 # Batches
 
 
-def prepared(spec, seed=0, scale=0.1):
+def prepared(spec):
     """Return a task, a model with a random adapter, and encoded prompts."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = tiny_models.language_model("llama").eval()
     for tensor in model.parameters():
-        tensor.data.add_(torch.randn_like(tensor) * scale)
+        tensor.data.add_(torch.randn_like(tensor) * 0.1)
     tiny_models.scramble(ah.attach(model, "lora"))
     task = parse_task(spec)
     examples = [RewardedPrompt("the movie was"), RewardedPrompt("a plot")]
@@ -280,9 +272,7 @@ def test_a_batch_has_log_probabilities_of_the_sampler_and_of_the_bare_model():
     again = task.rollout(model, rows, [1, 0], 0, bare)
     assert all(torch.equal(batch[name], again[name]) for name in batch)
     other = task.rollout(model, rows, [1, 0], 1, bare)
-    assert batch["input_ids"].shape != other["input_ids"].shape or not torch.equal(
-        batch["input_ids"], other["input_ids"]
-    )
+    assert batch["input_ids"].tolist() != other["input_ids"].tolist()
     with torch.no_grad():
         for name, context in ((OLD, nullcontext), (REFERENCE, bare)):
             with context():
@@ -319,9 +309,9 @@ def recipe_of(backbones, tmp_path):
 def test_a_resumed_run_samples_the_same_texts(method, recipe_of, tmp_path):
     options = {"iterations": 2, "beta": 0.05}
     words = (f"method={method}", "train.eval_every=2", "train.log_every=3")
-    run(recipe_of("whole", "train.max_steps=4", *words, **options), Reporter())
-    run(recipe_of("parts", "train.max_steps=2", *words, **options), Reporter())
-    run(recipe_of("parts", "train.max_steps=4", *words, **options), Reporter(), resume=True)
+    for output, steps, resume in ("whole", 4, False), ("parts", 2, False), ("parts", 4, True):
+        recipe = recipe_of(output, f"train.max_steps={steps}", *words, **options)
+        run(recipe, Reporter(), resume=resume)
     assert adapter_bytes(tmp_path / "whole") == adapter_bytes(tmp_path / "parts")
 
 
@@ -379,7 +369,6 @@ def test_losses_gradients_and_tensors_are_those_of_trl(options, tmp_path, monkey
     task, model, rows = prepared({"grpo": SPEC | {"iterations": 1, "beta": 0.0} | options})
     bare = lambda: ah.disabled(model)  # noqa: E731
     batch = task.rollout(model, rows, [0, 1], 0, bare)
-    labels = batch[LABELS]
     ids, known = batch["input_ids"], batch["attention_mask"].bool()
     prompts = [row["input_ids"] for row in rows.rows for _ in range(4)]
     completions = [ids[i][known[i]].tolist()[len(prompts[i]) :] for i in range(8)]
@@ -409,7 +398,7 @@ def test_losses_gradients_and_tensors_are_those_of_trl(options, tmp_path, monkey
             [{"prompt": example.prompt} for example in rows.examples for _ in range(4)]
         )
         torch.testing.assert_close(batch[ADVANTAGES], sampled["advantages"], rtol=1e-5, atol=1e-6)
-        assert (labels >= 0).sum() == sampled["completion_mask"].sum()
+        assert (batch[LABELS] >= 0).sum() == sampled["completion_mask"].sum()
         theirs.beta = task.beta
         if task.beta:
             with bare():

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
@@ -22,31 +23,11 @@ from adapterhub.data.examples import Example
 from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.files.shown_table import ScoreError
-from adapterhub.pages.row_scores import (
-    EvaluatedRows,
-    PredictionFile,
-    difference,
-    grouped_columns,
-    outcomes_of,
-    row_scores,
-    score_error,
-    score_errors,
-)
+from adapterhub.pages import row_scores as scoring
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.classification import Number
+from adapterhub.tasks.common import metrics as measures
 from adapterhub.tasks.common.batches import relevance_loss
-from adapterhub.tasks.common.metrics import (
-    answer_metrics,
-    classification_metrics,
-    entity_metrics,
-    generation_metrics,
-    query_metrics,
-    ranked_gains,
-    ranking_metrics,
-    regression_metrics,
-    spoken,
-    transcription_metrics,
-)
 from adapterhub.tasks.common.preference_pairs import Compared
 from adapterhub.tasks.embedding import _with_passages, nearest_passages
 from adapterhub.tasks.multiple_choice import Choice, Choices
@@ -59,19 +40,17 @@ number = st.floats(-1e6, 1e6)
     ("metrics", "labels", "predictions", "expected"),
     [
         # F1 is 4/5 for a and 2/3 for b; Matthews is (2·1 - 1·0) / sqrt(2·3·1·2).
-        (classification_metrics, [*"aaab"], [*"aabb"],
+        (measures.classification_metrics, [*"aaab"], [*"aabb"],
          {"accuracy": 0.75, "macro_f1": (4 / 5 + 2 / 3) / 2, "matthews": 2 / math.sqrt(12)}),
-        (classification_metrics, [*"ab"], [*"aa"],
+        (measures.classification_metrics, [*"ab"], [*"aa"],
          {"accuracy": 0.5, "macro_f1": 1 / 3, "matthews": 0.0}),
-        (classification_metrics, [0, 1, 2, 1], [0, 1, 2, 1],
-         {"accuracy": 1, "macro_f1": 1, "matthews": 1}),
-        (entity_metrics, [["O"]], [["O"]], {"f1": 0, "precision": 0, "recall": 0, "accuracy": 1}),
-        (regression_metrics, [0, 1, 2], [0, 1, 5],
+        (measures.entity_metrics, [["O"]], [["O"]],
+         {"f1": 0, "precision": 0, "recall": 0, "accuracy": 1}),
+        (measures.regression_metrics, [0, 1, 2], [0, 1, 5],
          {"pearson": 5 / math.sqrt(28), "spearman": 1.0, "mse": 3.0}),
-        (regression_metrics, [0, 1, 2, 1], [0, 1, 2, 1], {"pearson": 1, "spearman": 1, "mse": 0}),
-        (regression_metrics, [1.0, 2.0, 3.0], [2.0] * 3,
+        (measures.regression_metrics, [1.0, 2.0, 3.0], [2.0] * 3,
          {"pearson": 0.0, "spearman": 0.0, "mse": 2 / 3}),
-        (regression_metrics, [0.0, 0.3, 0.6], [0.1 + 0.2] * 3,
+        (measures.regression_metrics, [0.0, 0.3, 0.6], [0.1 + 0.2] * 3,
          {"pearson": 0.0, "spearman": 0.0, "mse": 0.06}),
     ],
 )  # fmt: skip
@@ -79,10 +58,10 @@ def test_metrics_by_hand(metrics, labels, predictions, expected):
     assert metrics(labels, predictions) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("metrics", [classification_metrics, regression_metrics])
+@pytest.mark.parametrize("metrics", [measures.classification_metrics, measures.regression_metrics])
 @given(data=st.data())
 def test_metrics_are_silent_json_and_in_range(metrics, data):
-    each = label if metrics is classification_metrics else number
+    each = label if metrics is measures.classification_metrics else number
     pairs = data.draw(st.lists(st.tuples(each, each), min_size=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -95,36 +74,38 @@ def test_metrics_are_silent_json_and_in_range(metrics, data):
 
 def test_what_cannot_be_compared_is_refused():
     """Lists of different lengths, numbers that are not finite, and queries without passages."""
-    others = (transcription_metrics, partial(generation_metrics, "exact"))
-    for metrics in (classification_metrics, regression_metrics, *others):
+    others = (measures.transcription_metrics, partial(measures.generation_metrics, "exact"))
+    for metrics in (measures.classification_metrics, measures.regression_metrics, *others):
         for lists in ([], []), (["0", "1"], ["1"]):
             with pytest.raises(DataError, match="cannot be compared"):
                 metrics(*lists)
     with pytest.raises(DataError, match="1 of 2 predictions") as caught:
-        regression_metrics([1.0, 2.0], [1.0, math.nan])
+        measures.regression_metrics([1.0, 2.0], [1.0, math.nan])
     assert caught.value.offenders == ("predictions[1] is nan",)
     for relevant in ([], [[1.0], [0.0]]):
         with pytest.raises(DataError, match="without a relevant passage"):
-            ranking_metrics([[1.0] for _ in relevant], relevant)
+            measures.ranking_metrics([[1.0] for _ in relevant], relevant)
 
 
 def test_error_rates_by_hand():
     """Two of five words, and of 17 characters with spaces: one other letter, four left out."""
     references = ["the cat sat", "It is!"]
     found = ["the bat", "it is"]
-    assert transcription_metrics(references, found) == pytest.approx({"wer": 2 / 5, "cer": 5 / 16})
-    exact = transcription_metrics(references, found, exact=True)
+    assert measures.transcription_metrics(references, found) == pytest.approx(
+        {"wer": 2 / 5, "cer": 5 / 16}
+    )
+    exact = measures.transcription_metrics(references, found, exact=True)
     assert exact == pytest.approx({"wer": 4 / 5, "cer": 7 / 17})
-    assert transcription_metrics(["a b"], ["a b c d e"])["wer"] == 1.5, "it may be above 1"
-    assert transcription_metrics(["?"], [""]) == {"wer": 0.0, "cer": 0.0}
+    assert measures.transcription_metrics(["a b"], ["a b c d e"])["wer"] == 1.5, "it may be above 1"
+    assert measures.transcription_metrics(["?"], [""]) == {"wer": 0.0, "cer": 0.0}
 
 
 def test_what_is_spoken(monkeypatch):
-    assert spoken("  \u201cDon't!\u201d he said -- twice.") == "don't he said twice"
-    assert spoken("'tis the dogs' Zu\u0308rich") == "tis the dogs zu\u0308rich"
+    assert measures.spoken("  \u201cDon't!\u201d he said -- twice.") == "don't he said twice"
+    assert measures.spoken("'tis the dogs' Zu\u0308rich") == "tis the dogs zu\u0308rich"
     monkeypatch.setitem(sys.modules, "jiwer", None)
     with pytest.raises(ConfigError, match="jiwer, which is not installed"):
-        transcription_metrics(["a"], ["a"])
+        measures.transcription_metrics(["a"], ["a"])
 
 
 def test_answers_by_squads_rules():
@@ -138,8 +119,8 @@ def test_answers_by_squads_rules():
         (["the"], "a", 1.0, 1.0),
     ):
         expected = pytest.approx({"f1": f1, "exact_match": exact})
-        assert answer_metrics([answers], [found]) == expected, (answers, found)
-    metrics = answer_metrics([["red"], ["blue"], []], ["red", "", ""])
+        assert measures.answer_metrics([answers], [found]) == expected, (answers, found)
+    metrics = measures.answer_metrics([["red"], ["blue"], []], ["red", "", ""])
     assert metrics == pytest.approx(
         {"f1": 2 / 3, "exact_match": 2 / 3, "has_answer_f1": 0.5, "no_answer_f1": 1.0}
     )
@@ -147,13 +128,15 @@ def test_answers_by_squads_rules():
 
 def test_generated_texts():
     same = ["the movie was very good", "a film"]
-    assert generation_metrics("bleu", same, same) == pytest.approx({"bleu": 100, "chrf": 100})
-    assert generation_metrics("bleu", same, ["no", "none"])["bleu"] < 5
-    rouge = generation_metrics("rouge", ["a good film", "x"], ["a bad film", "x"])
+    assert measures.generation_metrics("bleu", same, same) == pytest.approx(
+        {"bleu": 100, "chrf": 100}
+    )
+    assert measures.generation_metrics("bleu", same, ["no", "none"])["bleu"] < 5
+    rouge = measures.generation_metrics("rouge", ["a good film", "x"], ["a bad film", "x"])
     assert rouge["rouge1"] == pytest.approx((2 / 3 + 1) / 2)
     assert rouge["rouge2"] == pytest.approx(0.0)
     assert rouge["rougeL"] == rouge["rougeLsum"] == pytest.approx((2 / 3 + 1) / 2)
-    assert generation_metrics("exact", ["a", "b "], [" a", "c"]) == {"exact_match": 0.5}
+    assert measures.generation_metrics("exact", ["a", "b "], [" a", "c"]) == {"exact_match": 0.5}
 
 
 def vectors(count: int, seed: int, name: str) -> dict[str, np.ndarray]:
@@ -166,10 +149,7 @@ def test_passages_are_ranked_by_cosine():
     found = nearest_passages(queries, passages)
     assert found.keys() == queries.keys()
     for query in ("q 0", "q 299"):
-        cosine = {
-            name: vector @ queries[query] / np.linalg.norm(vector)
-            for name, vector in passages.items()
-        }
+        cosine = {n: v @ queries[query] / np.linalg.norm(v) for n, v in passages.items()}
         assert [*found[query].texts] == sorted(cosine, key=cosine.__getitem__, reverse=True)[:10]
     passages = vectors(4, 0, "p")  # a query does not find itself
     found = nearest_passages({"p 2": passages["p 2"]}, passages)["p 2"].texts
@@ -178,40 +158,33 @@ def test_passages_are_ranked_by_cosine():
 
 def test_graded_relevance_is_the_gain_of_the_first_ten():
     gains = [[3.0, 0, 1, 2, *[0] * 5, 1, 1, 0], [0.0, 1, 2, *[0] * 9], [0.0] * 10 + [1, 0]]
-    metrics = ranking_metrics(gains, gains)
+    metrics = measures.ranking_metrics(gains, gains)
     assert metrics["ndcg@10"] == pytest.approx(ndcg_score(gains, [[*range(12, 0, -1)]] * 3, k=10))
     assert metrics["mrr@10"] == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert metrics["recall@1"] == pytest.approx((1 / 5 + 0 + 0) / 3)
     assert metrics["recall@10"] == pytest.approx((4 / 5 + 1 + 0) / 3)
 
 
-def averaged(scores, gains):
-    """Average the metrics over the orders of all passages that keep the scores in order."""
-    rows = [
-        query_metrics([gains[i] for i in order], gains)
-        for order in itertools.permutations(range(len(scores)))
-        if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order))
-    ]
-    return np.mean(rows, axis=0)
-
-
 @pytest.mark.parametrize(
     ("scores", "gains"),
     [
-        ([1, 1, 1, 1], [1, 0, 0, 0]),
         ([1, 1, 1, 1], [0, 0, 1, 0.5]),
         ([2, 1, 1, 1, 0], [0, 0, 1, 0, 1]),
-        ([2, 2, 1, 1, 0], [0, 0, 1, 0.5, 0]),
         ([3, 3, 3, 2, 2, 2], [0, 1, 1, 0, 1, 0]),
         ([0, 3, 1, 3, 2], [1, 0, 0, 0, 0.5]),
         ([1, 1 + 1e-9, 1 - 1e-9, 1], [0, 1, 0, 0]),
     ],
 )
 def test_ties_count_as_the_mean_over_their_orders(scores, gains):
+    """Over the orders of all passages that keep the rounded scores in order."""
     rounded = [round(s, 6) for s in scores]
-    assert query_metrics(ranked_gains(scores, gains), gains) == pytest.approx(
-        averaged(rounded, gains)
-    )
+    each = [
+        measures.query_metrics([gains[i] for i in order], gains)
+        for order in itertools.permutations(range(len(scores)))
+        if all(rounded[a] >= rounded[b] for a, b in itertools.pairwise(order))
+    ]
+    found = measures.query_metrics(measures.ranked_gains(scores, gains), gains)
+    assert found == pytest.approx(np.mean(each, axis=0))
 
 
 def test_ties_across_the_last_rank_count_as_the_mean_over_drawn_orders():
@@ -219,11 +192,11 @@ def test_ties_across_the_last_rank_count_as_the_mean_over_drawn_orders():
     scores = np.repeat([3.0, 2.0, 1.0], [4, 15, 5])
     gains = np.zeros(24)
     gains[[2, 6, 9, 21]] = [0, 1, 0.5, 1]
-    drawn = []
-    for _ in range(4_000):
-        order = np.lexsort((random.random(24), -scores))
-        drawn.append(query_metrics(gains[order].tolist(), gains.tolist()))
-    found = query_metrics(ranked_gains(scores.tolist(), gains.tolist()), gains.tolist())
+    orders = [np.lexsort((random.random(24), -scores)) for _ in range(4_000)]
+    drawn = [measures.query_metrics(gains[order].tolist(), gains.tolist()) for order in orders]
+    found = measures.query_metrics(
+        measures.ranked_gains(scores.tolist(), gains.tolist()), gains.tolist()
+    )
     assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.02)
 
 
@@ -239,13 +212,10 @@ def test_a_model_that_tells_nothing_apart_gets_chance(first):
     assert metrics["mrr@10"] == pytest.approx(np.mean([1 / r for r in range(1, 8)]))
     pairs = [TextPair(f"q {i}", f"p {i}") for i in range(40)]
     one = np.ones(4, np.float32)
-    found = nearest_passages(
-        {e.text: one for e in pairs},
-        {e.pair: one for e in pairs},
-        {e.text: {e.pair} for e in pairs},
-    )
+    queries, passages = ({f"{name} {i}": one for i in range(40)} for name in "qp")
+    found = nearest_passages(queries, passages, {e.text: {e.pair} for e in pairs})
     ranked = [near.ranked for near in found.values()]
-    assert ranking_metrics(ranked, [[1.0]] * 40)["recall@10"] == pytest.approx(10 / 40)
+    assert measures.ranking_metrics(ranked, [[1.0]] * 40)["recall@10"] == pytest.approx(10 / 40)
     assert [found[e.text].right(e.pair) for e in pairs] == [pytest.approx(1 / 40)] * 40
 
 
@@ -266,12 +236,10 @@ def test_choices_and_comparisons_that_are_equal_count_as_chance(label):
     assert task.outcome(examples[0], even)["right"] == pytest.approx(1 / 3)
     half = Choice(0, "a", (0.4, 0.2, 0.4))
     assert task.metrics(examples, [half] * 4)["accuracy"] == pytest.approx(0.5)
-    for name in ("preference", "reward"):
-        task, pairs = parse_task(name), [Comparison("p", "c", "r")] * 4
-        margins = (0.0, 1e-9, 1.0, -1.0)
-        compared = [Compared(margin, 0.0, 0.1) for margin in margins]
-        assert task.metrics(pairs, compared)["accuracy"] == pytest.approx(0.5)
-        rights = [task.outcome(*each)["right"] for each in zip(pairs, compared, strict=True)]
+    pair, compared = Comparison("p", "c", "r"), [Compared(m, 0.0, 0.1) for m in (0, 1e-9, 1, -1)]
+    for task in map(parse_task, ("preference", "reward")):
+        assert task.metrics([pair] * 4, compared)["accuracy"] == pytest.approx(0.5)
+        rights = [task.outcome(pair, each)["right"] for each in compared]
         assert rights == [0.5, 0.5, 1.0, 0.0]
 
 
@@ -281,26 +249,23 @@ def test_the_interval_of_a_ranking_is_by_queries():
     task = parse_task("reranking")
     examples = [Example(f"q {i}", f"p {i} {j}", float(j == 3)) for i in range(25)
                 for j in range(100)]  # fmt: skip
-    predictions = [Number(p) for p in random.uniform(size=len(examples))]
+    values = random.uniform(size=2500).tolist()
+    predictions = [*map(Number, values)]
     metrics = task.metrics(examples, predictions)
-    file = outcomes_of(task, examples, predictions, (), 0)
-    found = score_errors(metrics, {"": EvaluatedRows(len(examples), file)})
+    file = scoring.outcomes_of(task, examples, predictions, (), 0)
+    found = scoring.score_errors(metrics, {"": scoring.EvaluatedRows(len(examples), file)})
+    labels = [e.label for e in examples[:100]]
+    ranked = [measures.ranked_gains(values[n : n + 100], labels) for n in range(0, 2500, 100)]
     for name, place in (("mrr@10", 2), ("ndcg@10", 3)):
-        own = [
-            query_metrics(
-                ranked_gains([p.value for p in predictions[n : n + 100]],
-                             [e.label for e in examples[n : n + 100]]),
-                [1.0],
-            )[place]
-            for n in range(0, 2500, 100)
-        ]  # fmt: skip
+        own = [measures.query_metrics(each, [1.0])[place] for each in ranked]
         assert metrics[name] == pytest.approx(np.mean(own))
         assert (found[name].rows, found[name].groups) == (2500, 25)
-        error = score_error(row_scores("texts")["mean score"], np.stack([own, np.ones(25)], 1))
+        error = scoring.score_error(
+            scoring.row_scores("texts")["mean score"], np.stack([own, np.ones(25)], 1)
+        )
         assert found[name].low == pytest.approx(error.low)
         assert found[name].high == pytest.approx(error.high)
     assert found["mrr@10"].record()["groups"] == 25
-    assert "n = 2,500 in 25 groups" in str(found["mrr@10"])
 
 
 def test_the_interval_of_an_embedding_is_by_queries():
@@ -309,28 +274,26 @@ def test_the_interval_of_an_embedding_is_by_queries():
     random = np.random.default_rng(4)
     predictions = _with_passages(pairs, [random.normal(size=(2, 5)) for _ in pairs])
     metrics = task.metrics(pairs, predictions)
-    file = outcomes_of(task, pairs, predictions, (), 0)
-    found = score_errors(metrics, {"": EvaluatedRows(90, file)})
+    file = scoring.outcomes_of(task, pairs, predictions, (), 0)
+    found = scoring.score_errors(metrics, {"": scoring.EvaluatedRows(90, file)})
     assert [found[name].groups for name in metrics] == [30] * 4
     assert found["mrr@10"].low < metrics["mrr@10"] < found["mrr@10"].high
     # An older file has neither queries nor groups.
     rows = [{k: v for k, v in row.items() if k not in ("query", "ranking", "group")}
             for row in file.rows]  # fmt: skip
-    older = score_errors(metrics, {"": EvaluatedRows(90, replace(file, rows=rows))})
+    older = scoring.score_errors(metrics, {"": scoring.EvaluatedRows(90, replace(file, rows=rows))})
     assert older["mrr@10"] == ScoreError(90)
 
 
 def test_rows_of_few_groups_are_less_sure():
     """Of 200 rows in ten groups that are all right or all wrong, the interval is that of ten."""
-    right = [g % 2 == 0 for g in range(10)]
-    rows = [
-        {"label": "a", "prediction": "a" if right[i % 10] else "b", "score": 1.0}
-        for i in range(200)
-    ]
+    rows = [{"label": "a", "prediction": "ab"[i % 2], "score": 1.0} for i in range(200)]
     grouped = [row | {"group": i % 10} for i, row in enumerate(rows)]
-    score = row_scores("classes")["accuracy"]
-    alone, few = (score_error(score, grouped_columns(score, each)) for each in (rows, grouped))
-    ten = score_error(score, grouped_columns(score, rows[:10]))
+    score = scoring.row_scores("classes")["accuracy"]
+    alone, few = (
+        scoring.score_error(score, scoring.grouped_columns(score, each)) for each in (rows, grouped)
+    )
+    ten = scoring.score_error(score, scoring.grouped_columns(score, rows[:10]))
     assert few.low == pytest.approx(ten.low)
     assert few.high - few.low > 3 * (alone.high - alone.low)
 
@@ -339,11 +302,11 @@ def test_runs_are_compared_by_groups():
     """A difference on one of ten contexts is no finding, however many questions are on it."""
 
     def file(wrong):
-        rows = [{"label": "a", "prediction": "b" if i % 10 in wrong else "a", "score": 1.0,
-                 "group": i % 10} for i in range(300)]  # fmt: skip
-        return PredictionFile("classes", "", 0, "d", "accuracy", ("a", "b"), rows)
+        rows = [{"label": "a", "prediction": "ab"[i % 10 == wrong], "score": 1.0, "group": i % 10}
+                for i in range(300)]  # fmt: skip
+        return scoring.PredictionFile("classes", "", 0, "d", "accuracy", ("a", "b"), rows)
 
-    found = difference(file({0}), file({1}))
+    found = scoring.difference(file(0), file(1))
     assert found.p is None
     assert found.low < 0 < found.high
 
@@ -351,7 +314,5 @@ def test_runs_are_compared_by_groups():
 def test_the_loss_is_the_binary_cross_entropy():
     """That of sentence-transformers' BinaryCrossEntropyLoss, which is torch's with logits."""
     logits, labels = torch.tensor([[2.0], [-1.0], [0.3]]), torch.tensor([1.0, 0.0, 0.5])
-    probabilities = torch.sigmoid(logits[:, 0])
-    expected = -(labels * probabilities.log() + (1 - labels) * (1 - probabilities).log()).mean()
     found = relevance_loss(SimpleNamespace(logits=logits), {"labels": labels})
-    assert torch.allclose(found, expected)
+    assert torch.equal(found, F.binary_cross_entropy_with_logits(logits[:, 0], labels))

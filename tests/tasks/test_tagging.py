@@ -20,6 +20,7 @@ from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.common.tag_schemes import scheme_of, spans, written
 from adapterhub.tasks.tagging import Sentence, Tags, entities
 from tests.kit.data import words_of, write_json_lines
+from tests.kit.session import succeeded
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
 
@@ -117,11 +118,11 @@ def fitted(file, rows, spec="tagging"):
     return task, choice.notes, task.read(str(file), choice.options, "train")
 
 
-def random_entities(rng, words=8):
-    """Return entities of three kinds; some touch."""
+def random_entities(rng):
+    """Return entities of three kinds in eight words; some touch."""
     found, n = [], rng.randrange(3)
-    while n < words:
-        end = min(n + rng.randint(1, 3), words)
+    while n < 8:
+        end = min(n + rng.randint(1, 3), 8)
         found.append((rng.choice("xyz"), n, end))
         n = end + rng.choice([0, 0, 1, 2])
     return found
@@ -212,46 +213,29 @@ def test_plain_tags_are_scored_by_accuracy_and_macro_f1():
     assert cut["accuracy"] == 0.8
 
 
-@pytest.fixture
-def learn(train, adapterhub, tmp_path):
-    """Train a tagger until it knows its rows; return what is printed, and its metrics."""
-
-    def learn(file):
-        options = ("--epochs", 20, "--lr", 0.02, "--batch-size", 8)
-        code, out, err = train("--task", "tagging", *options, file=file)
-        assert code == 0, err
-        _, metrics, _ = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
-        return out + err, json.loads(metrics)
-
-    return learn
-
-
-def test_a_run_says_the_scheme_once_and_records_it(learn, adapterhub, tmp_path):
+@pytest.mark.parametrize(
+    ("tags", "scheme", "said", "expected"),
+    [
+        ("O S-film O B-mood E-mood", "bioes", "BIOES", "film: movie; mood: very good"),
+        ("D N V A J", "plain", "of words", "D: the; N: movie; V: was; A: very; J: good"),
+    ],
+)
+def test_a_run_says_the_scheme_once_and_records_it(
+    tags, scheme, said, expected, train, adapterhub, tmp_path
+):
     """Predictions have the tags of the data; words without entities are tagged, too."""
-    rows = [
-        ("the movie was very good", ("O", "S-film", "O", "B-mood", "E-mood")),
-        ("the plot was bad", ("O", "S-film", "O", "S-mood")),
-    ]
-    tagged = [{"tokens": text.split(), "tags": tags} for text, tags in rows * 12]
-    file = write_json_lines(tmp_path / "a.jsonl", tagged)
-    said, metrics = learn(file)
-    assert said.count("the tags are BIOES") == 1
-    assert metrics["f1"] == 1.0
-    assert ah.open(tmp_path / "run").task.scheme == "bioes"
-    _, out, _ = adapterhub("predict", tmp_path / "run", rows[0][0], "--json")
-    printed = json.loads(out)
-    assert printed["tags"] == list(rows[0][1])
-    found = [(e["kind"], e["text"]) for e in printed["entities"]]
-    assert found == [("film", "movie"), ("mood", "very good")]
-
-
-def test_a_run_on_parts_of_speech(learn, adapterhub, tmp_path):
-    words = "1\tthe\t_\tDET\n2\tmovie\t_\tNOUN\n3\twas\t_\tAUX\n4\tgood\t_\tADJ\n"
-    text = words.replace("\n", "\t_\t_\t_\t_\t_\t_\n") + "\n"
-    file = tmp_path / "a.conllu"
-    file.write_text(text * 8 + text.replace("movie", "plot") * 8, encoding="utf-8")
-    said, metrics = learn(file)
-    assert said.count("the tags are of words") == 1
-    assert metrics["macro_f1"] == metrics["accuracy"] == 1.0
-    _, out, _ = adapterhub("predict", tmp_path / "run", "the plot was good")
-    assert "DET: the; NOUN: plot; AUX: was; ADJ: good" in out
+    text, run = "the movie was very good", tmp_path / "run"
+    rows = [{"tokens": text.split(), "tags": tags.split()}] * 16
+    rows += [{"tokens": ["the", "plot"], "tags": tags.split()[:2]}] * 8
+    file = write_json_lines(tmp_path / "a.jsonl", rows)
+    options = ("--epochs", 20, "--lr", 0.02, "--batch-size", 8)
+    code, out, err = train("--task", "tagging", *options, file=file)
+    assert code == 0, err
+    assert (out + err).count(f"the tags are {said}") == 1
+    task = ah.open(run).task
+    assert task.scheme == scheme
+    metrics = json.loads(succeeded(adapterhub("eval", run, "--data", file, "--json")))
+    assert metrics[task.main_metric] == 1.0
+    assert expected in succeeded(adapterhub("predict", run, text))
+    printed = json.loads(succeeded(adapterhub("predict", run, text, "--json")))
+    assert printed["tags"] == tags.split()

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image
 
 pytest.importorskip("diffusers")
 
@@ -46,6 +46,19 @@ def made(kind="StableDiffusionPipeline", **options):
 def batch():
     pixels = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 8, 8)
     return {"pixel_values": pixels, "prompts": diffusion.prompt_bytes(PROMPTS)}
+
+
+def counted_calls(monkeypatch, owner, name, place=None):
+    """Return a list that gets the prompts of each call of a method: an argument, or `prompt`."""
+    calls, method = [], getattr(owner, name)
+
+    @functools.wraps(method)
+    def counted(self, *args, **given):
+        calls.append(given["prompt"] if place is None else [*args[place]])
+        return method(self, *args, **given)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
 
 
 def drawn(pipe, seeds):
@@ -100,7 +113,7 @@ def test_the_loss_is_that_of_the_training_examples(kind, monkeypatch):
     ah.attach(pipe, LORA)
     kept, given = diffusion.Kept(10**6), batch() | {"seeds": torch.tensor(seeds)}
     with monkeypatch.context() as patch:
-        calls = counted_calls(pipe, patch)
+        calls = counted_calls(patch, type(pipe), "encode_prompt")
         found, _, again = (parts_of(pipe)(**given, kept=each) for each in (None, kept, kept))
     assert calls == [PROMPTS, ["a b"], ["c d e"]]
     latents, noise, numbers = drawn(pipe, seeds)
@@ -150,33 +163,24 @@ def test_targets_and_weights_of_snr_gamma(kind):
     torch.testing.assert_close(found.weight, weight, atol=1e-6, rtol=1e-4)
 
 
-def broken(pipe, folder):
-    file = folder / "unet" / "config.json"
+def test_a_pipeline_of_another_kind(tmp_path):
+    """One without prompts, a broken one, and one with the VAE of a pipeline that fills pictures."""
+    other, filling = pipelines.pipeline(kind="DiTPipeline"), made()
+    with pytest.raises(TypeError, match="call the DiTPipeline itself"):  # not made learnable
+        parts_of(other)()
+    other.save_pretrained(tmp_path / "other")
+    filling.save_pretrained(tmp_path / "broken")
+    filling.register_modules(vae=pipelines._vae(8))
+    filling.save_pretrained(tmp_path / "filling")
+    file = tmp_path / "broken/unet/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"norm_num_groups": 0}))
-
-
-def filling(pipe, folder):
-    pipe.register_modules(vae=pipelines._vae(8))  # as of a pipeline that fills pictures
-    pipe.save_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "expected"),
-    [
-        ("DiTPipeline", lambda *_: None, "cannot be trained by text-to-image"),
-        ("StableDiffusionPipeline", broken, "cannot be loaded"),
-        ("StableDiffusionPipeline", filling, "reads 4 channels, and its VAE has 8"),
-    ],
-)
-def test_a_pipeline_of_another_kind(kind, change, expected, tmp_path):
-    pipe = pipelines.pipeline(kind=kind)
-    with pytest.raises(TypeError, match=f"call the {kind} itself"):  # not made learnable
-        parts_of(pipe)()
-    pipe = pipe if kind == "DiTPipeline" else pipelines.with_tokenizers(pipe)
-    pipe.save_pretrained(tmp_path)
-    change(pipe, tmp_path)
-    with pytest.raises(BackboneError, match=expected):
-        ah.load_backbone(str(tmp_path), task="text-to-image")
+    for name, expected in (
+        ("other", "cannot be trained by text-to-image"),
+        ("broken", "cannot be loaded"),
+        ("filling", "reads 4 channels, and its VAE has 8"),
+    ):
+        with pytest.raises(BackboneError, match=expected):
+            ah.load_backbone(str(tmp_path / name), task="text-to-image")
 
 
 @pytest.fixture
@@ -186,7 +190,7 @@ def photos(tmp_path):
     for number in range(12):
         picture = Image.new("RGB", (12, 9), "white")
         colour = (255 - number, 0, 0) if number % 2 else (0, 0, 255 - number)
-        ImageDraw.Draw(picture).rectangle((2, 2, 8, 6), fill=colour)
+        picture.paste(colour, (2, 2, 9, 7))
         picture.save(folder / f"{number}.png")
         (folder / f"{number}.txt").write_text("a b\n" if number % 2 else "c d\n")
     return folder
@@ -206,25 +210,12 @@ def rows_of(task, photos, pipe, count=12):
 @pytest.fixture
 def asked(monkeypatch):
     """Return a list that gets the prompts of each call that makes pictures."""
-    prompts_of, pictures = [], TextToImage.pictures
-
-    def counted(self, setting, prompts, *rest):
-        prompts_of.append([*prompts])
-        return pictures(self, setting, prompts, *rest)
-
-    monkeypatch.setattr(TextToImage, "pictures", counted)
-    return prompts_of
-
-
-@pytest.fixture
-def ok(adapterhub):
-    return lambda *words: succeeded(adapterhub(*words))
+    return counted_calls(monkeypatch, TextToImage, "pictures", 1)
 
 
 def test_captions(photos):
     """In files beside the pictures, one for all, and in tables."""
-    found = captions(TextToImage(), photos)
-    assert (sorted(set(found)), len(found)) == (["a b", "c d"], 12)
+    assert sorted(captions(TextToImage(), photos)) == ["a b"] * 6 + ["c d"] * 6
     assert set(captions(TextToImage(prompt="a photo"), photos)) == {"a photo"}
     (photos / "3.txt").unlink()
     (photos / "5.txt").write_text(" \n")
@@ -280,26 +271,25 @@ def inputs(given):
     return {name: tensor for name, tensor in given.items() if not name.startswith("loss.")}
 
 
-def test_a_prior_is_made_for_training_alone(photos, trained, tmp_path, ok, asked):
+def test_a_prior_is_made_for_training_alone(photos, trained, tmp_path, adapterhub, asked):
     task = "text-to-image(prior='e f', prior_pictures=3, samples=1, steps=1)"
     trained("run", task, LORA, "--steps", "2")
     assert asked[0] == ["e f"] * 3
     assert {tuple(prompts) for prompts in asked[1:]} == {("c d",)}  # of the report
     del asked[:]
-    ok("eval", tmp_path / "run", "--data", photos)
+    succeeded(adapterhub("eval", tmp_path / "run", "--data", photos))
     assert ["e f"] not in [prompts[:1] for prompts in asked]
 
 
-def test_from_a_folder_to_a_picture(photos, trained, tmp_path, adapterhub, ok, asked):
+def test_from_a_folder_to_a_picture(photos, trained, tmp_path, adapterhub, asked):
     """Train, evaluate, predict, export: the picture is that of diffusers with the same file.
 
     Files of pictures are refused before the pictures are made.
     """
     run, picture, place = tmp_path / "run", tmp_path / "one.png", tmp_path / "backbone"
+    ok = lambda *given: succeeded(adapterhub(*given))  # noqa: E731
     words = ("--steps", "20", "--lr", "0.02", "--batch-size", "2", "--seed", "0")
-    losses, said = trained("run", "text-to-image(steps=2)", BOTH, *words)
-    assert losses
-    assert "loss" in said
+    trained("run", "text-to-image(steps=2)", BOTH, *words)
     page = (run / "report.html").read_text()
     assert len(re.findall(r'<img class="made" src="data:image/png;base64,', page)) == 2
     assert "img-src data:" in page
@@ -325,14 +315,12 @@ def test_from_a_folder_to_a_picture(photos, trained, tmp_path, adapterhub, ok, a
     out = ok("merge", run, "--output", tmp_path / "merged")
     assert f"DiffusionPipeline.from_pretrained('{tmp_path / 'merged'}')" in out
     merged = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path / "merged")
-    merged.set_progress_bar_config(disable=True)
     assert (image_of(merged) - pixels(made_here)).abs().max() <= 1
 
     ok("export", run, "--to", "diffusers", "--output", tmp_path / "file")
     ok("import", tmp_path / "file", "--backbone", place, "--output", tmp_path / "in")
     ok("predict", tmp_path / "in", "a b", "--output", tmp_path / "in.png")
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(place, safety_checker=None)
-    theirs.set_progress_bar_config(disable=True)
     bare = image_of(theirs)
     theirs.load_lora_weights(str(tmp_path / "file"))
     adapted = image_of(theirs)
@@ -365,6 +353,7 @@ def test_half_of_the_pictures_are_mirrored_and_a_share_of_prompts_is_empty(photo
 
 
 def image_of(pipe):
+    pipe.set_progress_bar_config(disable=True)
     generator = [torch.Generator().manual_seed(0)]
     made_there = pipe(["a b"], num_inference_steps=2, generator=generator, height=8, width=8)
     return pixels(made_there.images[0])
@@ -374,22 +363,9 @@ def pixels(image):
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float()
 
 
-def counted_calls(pipe, monkeypatch):
-    """Return a list that gets the prompts of each call of a pipeline's `encode_prompt`."""
-    calls, encode = [], type(pipe).encode_prompt
-
-    @functools.wraps(encode)
-    def counted(self, *args, **given):
-        calls.append(given["prompt"])
-        return encode(self, *args, **given)
-
-    monkeypatch.setattr(type(pipe), "encode_prompt", counted)
-    return calls
-
-
 def test_what_is_over_the_limit_is_encoded_each_time(monkeypatch):
     pipe = made()
-    calls = counted_calls(pipe, monkeypatch)
+    calls = counted_calls(monkeypatch, type(pipe), "encode_prompt")
     given = batch() | {"seeds": torch.tensor([3, 4])}
     of_a_prompt = 12 * pipelines.WIDTH * 4
     small, large = diffusion.Kept(of_a_prompt), diffusion.Kept(10**6)
@@ -401,7 +377,7 @@ def test_what_is_over_the_limit_is_encoded_each_time(monkeypatch):
 
 @pytest.mark.parametrize("method", [UNET, BOTH])
 def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
-    calls = counted_calls(made(), monkeypatch)
+    calls = counted_calls(monkeypatch, type(made()), "encode_prompt")
     task = "text-to-image(samples=0)"
     off, said = trained("off", task, method, "--epochs", "2", "train.frozen_cache=off")
     assert "encoded once" not in said
@@ -415,13 +391,12 @@ def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
     assert on == pytest.approx(off, rel=1e-5)
 
 
-def test_runs_with_other_options_and_seeds_have_one_evaluation(trained, tmp_path, ok, photos):
+def test_runs_with_other_options_and_seeds_have_one_evaluation(trained):
     zero = ("--steps", "2", "--lr", "1e-9")
     plain, _ = trained("plain", "text-to-image(samples=0)", UNET, *zero)
     varied = "text-to-image(samples=0, flip=true, empty_prompts=1.0)"
     other, _ = trained("varied", varied, UNET, *zero, "--seed", "2")
     assert other[-1] == pytest.approx(plain[-1], rel=1e-5)
-    ok("eval", tmp_path / "varied", "--data", photos)
 
 
 def test_captions_that_are_cut_are_counted(photos):
