@@ -1,7 +1,5 @@
 """Training options: their ranges, defaults that follow from the data, and schedules of rates."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Recipes: file, flags and overrides become one recipe, or an error; names; several tasks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

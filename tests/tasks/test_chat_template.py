@@ -1,7 +1,5 @@
 """Chats: tokens are those of the template on the whole chat, answers what it kept of each."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

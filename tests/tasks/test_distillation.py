@@ -1,7 +1,5 @@
 """Divergences from a teacher: their equations and those of trl; texts that a student samples."""
 
-from __future__ import annotations
-
 from math import exp, log
 
 import pytest

@@ -1,7 +1,5 @@
 """Group relative policy optimization: rewards, advantages, losses, runs, and trl's trainer."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings
@@ -417,11 +415,11 @@ def test_losses_gradients_and_tensors_are_those_of_trl(options, tmp_path, monkey
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=2e-6)
 
 
+@torch.no_grad()
 def log_probabilities(trainer, sampled):
-    ids = torch.cat([sampled["prompt_ids"], sampled["completion_ids"]], 1)
-    mask = torch.cat([sampled["prompt_mask"], sampled["completion_mask"]], 1)
-    with torch.no_grad():
-        found = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, sampled["completion_ids"].shape[1]
-        )
-    return found[0]
+    ids, mask = (
+        torch.cat([sampled[f"prompt_{kind}"], sampled[f"completion_{kind}"]], 1)
+        for kind in ("ids", "mask")
+    )
+    count = sampled["completion_ids"].shape[1]
+    return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, count)[0]

@@ -1,7 +1,5 @@
 """Questions on pictures: prompts, batches, losses and answers as of plain transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
@@ -51,7 +49,7 @@ def examples(file):
 
 
 def encoded(file, processor, task=TASK, labelled=True, **setting):
-    return task.encode(examples(file), Setting(processor, 128, **setting), labelled=labelled)
+    return task.encode(examples(file), Setting(processor, 512, **setting), labelled=labelled)
 
 
 def learned(row, processor):
@@ -258,6 +256,14 @@ CHAT = [
     {"from": "human", "value": "and this? <image>"},
     {"from": "gpt", "value": "2"},
 ]
+LATE = [  # and in an answer
+    {"from": "human", "value": "hello"},
+    {"from": "gpt", "value": "hello, too"},
+    {"from": "human", "value": "show a two"},
+    {"from": "gpt", "value": "this is one: <image>"},
+    {"from": "human", "value": "and this? <image>"},
+    {"from": "gpt", "value": "a one"},
+]
 CHATTING = [name for name in NAMES if name not in ("llava", "paligemma")]
 
 
@@ -276,49 +282,37 @@ def chats(questions):
 def test_chats_with_several_pictures_are_those_of_the_processor(name, chats, loaded):
     """Tokens, pictures, loss and answers, in a batch and alone."""
     model, processor = loaded(name, TEMPLATE if name == "llava" else None)
-    task, choice = TASK.fitted(str(chats), DataOptions(), "train")
+    _, choice = TASK.fitted(str(chats), DataOptions(), "train")
     assert choice.notes[-1].startswith("read as chats with images: messages from 'conversations'")
-    found = task.read(str(chats), choice.options, "train")
-    data = task.encode(found, Setting(processor, 512), labelled=True)
+    data, asked = (encoded(chats, processor, labelled=of) for of in (True, False))
     first = data.rows[0]["texts"]
     assert first.prompt.index("which digits?") < first.prompt.index("0 and 1")
     assert answers(data.rows[0], processor) == ["0 and 1", "2"]
     assert [answers(row, processor) for row in data.rows[1:]] == [["0 and 1"], ["2"]]
-    asked = task.encode(found, Setting(processor, 512), labelled=False)
-    pictures = [[p.decoded(task.decode) for p in e.pictures] for e in found]
+    pictures = [[p.decoded(TASK.decode) for p in e.pictures] for e in data.examples]
     expected = picture_inputs(processor, pictures, [row["texts"].prompt for row in data.rows])
     side = "right" if expected["attention_mask"][:, 0].all() else "left"
-    batch = task.prompt_batch(asked.rows, asked.setting, side)
+    batch = TASK.prompt_batch(asked.rows, asked.setting, side)
     for key, tensor in expected.items():
         assert torch.equal(batch[key], tensor), key
     with torch.no_grad():
         alone = [next_token_loss(model(**data.batch([i])), data.batch([i])) for i in range(3)]
         counts = torch.tensor([sum(i >= 0 for i in row["labels"]) for row in data.rows])
-    metrics = task.evaluate(model, data, batch_size=3)
+    metrics = TASK.evaluate(model, data, batch_size=3)
     mean = float((torch.stack(alone) * counts).sum() / counts.sum())
     assert metrics["loss"] == pytest.approx(mean, rel=1e-4)
-    texts = [p.text for p in task.predict(model, data, batch_size=3)]
-    assert texts == [p.text for p in task.predict(model, data, batch_size=1)]
+    texts = [p.text for p in TASK.predict(model, data, batch_size=3)]
+    assert texts == [p.text for p in TASK.predict(model, data, batch_size=1)]
 
 
 @pytest.mark.parametrize("name", CHATTING)
 def test_a_picture_may_come_late_and_an_answer_may_have_one(name, questions, loaded):
     _, processor = loaded(name)
-    chat = [
-        {"from": "human", "value": "hello"},
-        {"from": "gpt", "value": "hello, too"},
-        {"from": "human", "value": "show a two"},
-        {"from": "gpt", "value": "this is one: <image>"},
-        {"from": "human", "value": "and this? <image>"},
-        {"from": "gpt", "value": "a one"},
-    ]
-    row = {"images": ["2-0.png", "1-0.png"], "conversations": chat}
+    row = {"images": ["2-0.png", "1-0.png"], "conversations": LATE}
     file = write_json_lines(questions.parent / "late.jsonl", [row])
-    found = TASK.read(str(file), DataOptions(), "train")
-    (row,) = TASK.encode(found, Setting(processor, 512), labelled=True).rows
+    (row,), (asked,) = (encoded(file, processor, labelled=of).rows for of in (True, False))
     assert answers(row, processor) == ["hello, too", "a one"]
-    (asked,) = TASK.encode(found, Setting(processor, 512), labelled=False).rows
-    pictures = [[p.decoded(TASK.decode) for p in found[0].pictures]]
+    pictures = [[p.decoded(TASK.decode) for p in examples(file)[0].pictures]]
     whole = picture_inputs(processor, pictures, [row["texts"].prompt], tensors=False)
     for key in TOKENS & whole.keys():
         assert list(whole[key][0]) == asked[key] == row[key][: len(asked[key])], key
@@ -327,18 +321,13 @@ def test_a_picture_may_come_late_and_an_answer_may_have_one(name, questions, loa
 
 def test_a_chat_needs_a_chat_template(chats, loaded):
     _, processor = loaded("llava")
-    task, choice = TASK.fitted(str(chats), DataOptions(), "train")
-    found = task.read(str(chats), choice.options, "train")
-    setting = Setting(processor, 128)
-    with pytest.raises(ConfigError, match="a chat has 3 messages") as error:
-        task.encode(found, setting, labelled=True)
-    assert error.value.hint == "another backbone"
-    row = task.encode(found[1:2], setting, labelled=True).rows[0]
+    row = TASK.encode(examples(chats)[1:2], Setting(processor, 128), labelled=True).rows[0]
     assert row["texts"].prompt == "<image><image>\nand which digits?\n"
-    own = dataclasses.replace(task, template="{image}{text}")
-    with pytest.raises(ConfigError, match="a chat has 3 messages") as error:
-        own.encode(found, setting, labelled=True)
-    assert error.value.hint == "leave template out"
+    own = dataclasses.replace(TASK, template="{image}{text}")
+    for task, hint in (TASK, "another backbone"), (own, "leave template out"):
+        with pytest.raises(ConfigError, match="a chat has 3 messages") as error:
+            encoded(chats, processor, task)
+        assert error.value.hint == hint
 
 
 def test_long_rows_are_refused_with_their_names(questions, loaded):

@@ -1,7 +1,5 @@
 """Language models: losses of tokens, generation, texts of tokens; labels of causal-lm, packing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any
@@ -58,22 +56,6 @@ def test_logits_that_are_not_those_of_the_head(kind):
     assert lm.whole_output(model, lm.plain_head(model), tiny_models.batch()) is None
 
 
-def test_few_tokens_have_their_logits_at_once(monkeypatch):
-    labels = torch.tensor([[-100, 5, 6]])
-    assert lm.targets_of({"labels": labels}, shifted=False).tolist() == [[-100, 5, 6]]
-    assert lm.targets_of({"labels": labels}, shifted=True).tolist() == [[5, 6, -100]]
-    head = nn.Linear(2, 100)
-    assert lm.logits_at_once(head, 1000) == 1000
-    assert lm.logits_at_once(None, 10**9) == 10**9
-    monkeypatch.setattr(lm, "_WORTHWHILE", 10_000)
-    monkeypatch.setattr(lm, "_CHUNK", {"cpu": 550})
-    assert lm.logits_at_once(head, 99) == 99
-    assert lm.logits_at_once(head, 100) == 5
-    chunks = [range(12)[part] for part in lm.token_chunks(12, head)]
-    assert chunks == [range(5), range(5, 10), range(10, 12)]
-    assert lm.logits_at_once(nn.Linear(2, 10**4), 100) == 1  # one token is the least
-
-
 @pytest.mark.parametrize("last", [0, 63, 64, 199])
 def test_few_tokens_end_with_the_last_learned_one(last):
     ids = torch.arange(200)[None]
@@ -90,9 +72,10 @@ def test_few_tokens_end_with_the_last_learned_one(last):
     assert lm.few_tokens(pictures)["input_ids"].shape == (1, 200)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 5, 11])
-def test_losses_of_tokens(tokens, monkeypatch):
-    monkeypatch.setattr(lm, "_CHUNK", {"cpu": 100})
+@pytest.mark.parametrize(("tokens", "chunk"), [(0, 100), (5, 100), (11, 100), (3, 10)])
+def test_losses_of_tokens(tokens, chunk, monkeypatch):
+    """In chunks of five tokens, or of one, which is the least."""
+    monkeypatch.setattr(lm, "_CHUNK", {"cpu": chunk})
     torch.manual_seed(tokens)
     head, states = nn.Linear(4, 20), torch.randn(tokens, 4)
     targets = torch.randint(0, 20, (tokens,))

@@ -1,7 +1,5 @@
 """preference and reward: equations of the losses, rated responses, pairs, and trl's trainers."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from math import exp, log, log1p
@@ -42,59 +40,37 @@ def by_row(equation, rows=RATIOS):
     return [equation(*row) for row in rows]
 
 
-def z_of(c, r):
-    return BETA * (c - r)
-
-
-def mixed(c, r):
-    m = s(z_of(c, r) / 0.05)
-    return -(1 - m) * log(s(z_of(c, r))) + m * exp(-z_of(c, r))
-
-
 def odds(mean):
     return exp(mean) / (1 - exp(mean))
 
 
-def reversed_divergence(c, r):
-    z = z_of(c, r)
-    return s(z) * (log(s(z)) - log1p(-E)) + s(-z) * (log(s(-z)) - log(E))
-
-
-def unbiased(c, r):
-    return (-(1 - E) * log(s(z_of(c, r))) + E * log(s(-z_of(c, r)))) / (1 - 2 * E)
-
-
-def per_token(c, r):
-    """Return the differences of mean ratios, for each row."""
-    return [(a / t, b / u) for (a, b), (t, u) in zip(c, r, strict=True)]
-
-
-MEAN_RATIOS = per_token(RATIOS, TOKENS)
+Z = by_row(lambda c, r: BETA * (c - r))
+MEAN_RATIOS = [(a / t, b / u) for (a, b), (t, u) in zip(RATIOS, TOKENS, strict=True)]
 DIFFERENCES = [sorted(a - b for a, b in rows) for rows in (POLICY, REFERENCE)]
 SORTED = list(zip(sorted(c for c, _ in RATIOS), sorted(r for _, r in RATIOS), strict=True))
 NEXT_TOKEN = 5.5 / 5
 
 EXPECTED = {
-    "dpo": by_row(lambda c, r: smoothed(z_of(c, r))),
-    "hinge": by_row(lambda c, r: max(0, 1 - z_of(c, r))),
+    "dpo": [smoothed(z) for z in Z],
+    "hinge": [max(0, 1 - z) for z in Z],
     "ipo": by_row(lambda c, r: (c - r - 1 / (2 * BETA)) ** 2, MEAN_RATIOS),
-    "exo_pair": by_row(reversed_divergence),
+    "exo_pair": [s(z) * (log(s(z)) - log1p(-E)) + s(-z) * (log(s(-z)) - log(E)) for z in Z],
     "nca_pair": by_row(
         lambda c, r: -log(s(BETA * c)) - (log(s(-BETA * c)) + log(s(-BETA * r))) / 2
     ),
-    "robust": by_row(unbiased),
+    "robust": [(-(1 - E) * log(s(z)) + E * log(s(-z))) / (1 - 2 * E) for z in Z],
     "bco_pair": by_row(lambda c, r: -log(s(BETA * c)) - log(s(-BETA * r))),
     "sppo_hard": by_row(lambda c, r: (c - 0.5 / BETA) ** 2 + (r + 0.5 / BETA) ** 2),
     "aot": [smoothed(BETA * (a - b)) for a, b in zip(*DIFFERENCES, strict=True)],
-    "aot_unpaired": by_row(lambda c, r: smoothed(z_of(c, r)), SORTED),
+    "aot_unpaired": by_row(lambda c, r: smoothed(BETA * (c - r)), SORTED),
     "apo_zero": by_row(lambda c, r: 1 - s(BETA * c) + s(BETA * r)),
-    "apo_down": by_row(lambda c, r: s(BETA * c) + 1 - s(z_of(c, r))),
-    "discopop": by_row(mixed),
-    "sigmoid_norm": by_row(lambda c, r: -log(s(z_of(c, r))), MEAN_RATIOS),
+    "apo_down": by_row(lambda c, r: s(BETA * c) + 1 - s(BETA * (c - r))),
+    "discopop": [-s(-z / 0.05) * log(s(z)) + s(z / 0.05) * exp(-z) for z in Z],
+    "sigmoid_norm": by_row(lambda c, r: -log(s(BETA * (c - r))), MEAN_RATIOS),
     "sft": [NEXT_TOKEN] * 2,
     "orpo": by_row(lambda c, r: -c - BETA * log(s(log(odds(c) / odds(r)))), MEANS),
-    "cpo": [x + NEXT_TOKEN for x in by_row(lambda c, r: smoothed(z_of(c, r)), POLICY)],
-    "simpo": by_row(lambda c, r: smoothed(z_of(c, r) - GAMMA), MEANS),
+    "cpo": by_row(lambda c, r: smoothed(BETA * (c - r)) + NEXT_TOKEN, POLICY),
+    "simpo": by_row(lambda c, r: smoothed(BETA * (c - r) - GAMMA), MEANS),
     "kto": [2 * s(BETA * (DISTANCE - RATIOS[0][0])), 3 * s(BETA * (RATIOS[1][0] - DISTANCE))],
     "apo_zero_unpaired": [2 * s(-BETA * RATIOS[0][0]), 3 * s(BETA * RATIOS[1][0])],
 }
@@ -117,24 +93,20 @@ def test_a_loss_is_its_equation(name):
 
 def test_the_weight_of_the_next_token_loss_is_added():
     responses = Responses(*map(torch.tensor, (POLICY, REFERENCE, TOKENS)))
-    alone, added = (
-        parse_task(f"preference(loss_type=simpo, sft_weight={w})")._losses(responses)
-        for w in (0, 0.3)
-    )
+    simpo = "preference(loss_type=simpo, sft_weight={})"
+    alone, added = (parse_task(simpo.format(w))._losses(responses) for w in (0, 0.3))
     assert (added - alone).tolist() == pytest.approx([0.3 * NEXT_TOKEN] * 2, abs=1e-6)
 
 
 # Rated responses
 
-RATED = [
-    {"prompt": "the movie was", "completion": "very good", "label": True},
-    {"prompt": "a plot is", "completion": "dull", "label": False},
-    {"prompt": "the end", "completion": "fine", "label": True},
-]
 READ = [
     Comparison("the movie was", "very good", ""),
     Comparison("a plot is", "", "dull"),
     Comparison("the end", "fine", ""),
+]
+RATED = [
+    {"prompt": e.text, "completion": e.chosen or e.rejected, "label": bool(e.chosen)} for e in READ
 ]
 TOKENIZER = word_tokenizer("<s>", "")
 SETTING = Setting(TOKENIZER, 32, positions=64)
@@ -192,13 +164,13 @@ def test_rows_that_are_not_rated_responses_are_refused(tmp_path, row, message):
 def test_a_row_has_the_response_of_another_for_the_distance_and_metrics_its_own():
     task = parse_task("preference(loss_type=kto)")
     rows = task.encode(READ, SETTING, labelled=True)
-    texts = [
+    first, second = (
         [TOKENIZER.decode(each["input_ids"], skip_special_tokens=True) for each in row["responses"]]
-        for row in rows.rows
-    ]
-    assert [text.rpartition(": ")[2] for text in texts[1]] == ["dull", "very good"]
-    assert all("a plot is" in text for text in texts[1])
-    assert texts[0][1].endswith("fine")
+        for row in rows.rows[:2]
+    )
+    assert [text.rpartition(": ")[2] for text in second] == ["dull", "very good"]
+    assert all("a plot is" in text for text in second)
+    assert first[1].endswith("fine")
     assert rows.batch([0, 1, 2])[LIKED].tolist() == [True, False, True]
 
     found = task.metrics(READ, [Rated(1.0, 0.2), Rated(0.5, 0.4), Rated(0.0, 0.6)])
@@ -256,9 +228,7 @@ def test_the_reference_is_the_model_with_the_adapter_off(method):
     model = tiny_llama()
     task = parse_task("preference")
     expected = task.with_reference(model, encoded(task), 4).rows
-    adapter = ah.attach(model, method, name="a")
-    for tensor in adapter.tensors().values():
-        tensor.data.add_(torch.randn_like(tensor))
+    tiny_models.scramble(ah.attach(model, method, name="a"), std=1.0)
     with only_foundations(model):
         found = task.with_reference(model, encoded(task), 4).rows
     on = task.with_reference(model, encoded(task), 4).rows

@@ -1,7 +1,5 @@
 """Prompts with a place for the answer: templates, words, few-shot examples, equal beginnings."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -46,13 +44,12 @@ def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
     (row,) = task.encode([example], Setting(tokenizer, 12), labelled=True).rows
     words = words_of(tokenizer, row["input_ids"])
     assert len(words) <= 12, "the text is cut, not the prompt"
-    asked = ["is", "[MASK]", "[SEP]"] if kind == "masked-lm" else ["is", "bad"]
-    assert words[-len(asked) :] == asked
+    end = "is [MASK] [SEP]" if kind == "masked-lm" else "is bad"
+    assert " ".join(words).endswith(end)
     assert words_of(tokenizer, row["labels"]) == ["bad"]
     (row,) = task.encode([example], Setting(tokenizer, 12), labelled=False).rows
-    assert words_of(tokenizer, row["input_ids"][row["position"] :])[0] == (
-        "[MASK]" if kind == "masked-lm" else "is"
-    )
+    asked = words_of(tokenizer, row["input_ids"])[row["position"]]
+    assert asked == ("[MASK]" if kind == "masked-lm" else "is")
 
 
 LABEL_WORDS = {"0": "very bad", "1": "good", "2": "a dull film"}
@@ -121,10 +118,9 @@ def test_few_shot_examples_precede_the_prompt(backbones, kind):
     (row,) = task.encode([example], setting, labelled=False).rows
     (bare,) = parse_task(PROMPT % kind).encode([example], setting, labelled=False).rows
     words, asked = words_of(tokenizer, row["input_ids"]), words_of(tokenizer, bare["input_ids"])
-    start = [w for w in asked if w in ("[CLS]", "<s>")]
-    tail = asked[len(start) :]
+    tail = [w for w in asked if w not in ("[CLS]", "<s>")]
     assert words[-len(tail) :] == tail, "they do not take the room of the text"
-    worked = words[len(start) : -len(tail)]
+    worked = words[len(asked) - len(tail) : -len(tail)]
     assert [w for w in worked if w in ("good", "bad")] == ["good", "bad"] * 2
     assert row["position"] - bare["position"] == len(worked)
     # An example is not in front of itself.
@@ -253,7 +249,6 @@ def test_examples_of_the_training_rows_are_kept_and_served(
         if key == "scores":
             assert [label for _, label in kept] == ["0", "1"]
             assert served == [pytest.approx(expected, abs=1e-4)] * 3
-            assert "accuracy" in metrics
             (model,) = engine.adapters.models.classes.values()
             assert model._prefix[1].prefix.length > 15
             return
@@ -262,10 +257,10 @@ def test_examples_of_the_training_rows_are_kept_and_served(
         options = GenerationOptions(max_tokens=4, temperature=0)
         written = engine.generate(str(run / "adapter"), messages, options).result(30)
         assert written.text.strip() == expected
-    task = ("--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)", "--json")
-    shots = ("--examples", file, "--shots", 2)
-    command = ("eval", "--backbone", backbones("llama"), "--data", file, *shots, *task)
-    out = succeeded(adapterhub(*command))
+    out = succeeded(adapterhub(
+        "eval", "--backbone", backbones("llama"), "--data", file, "--examples", file, "--shots", 2,
+        "--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)", "--json",
+    ))  # fmt: skip
     assert json.loads(out).keys() == metrics.keys() >= {"exact_match", "loss"}
 
 
@@ -311,10 +306,10 @@ SETTING = Setting(TOKENIZER, 64)
 
 
 def counted_tokens(model):
-    counts = [0]
+    """Return a list that gets the number of tokens of each pass."""
+    counts = []
     model.register_forward_pre_hook(
-        lambda _, args, inputs: counts.__setitem__(0, counts[0] + inputs["input_ids"].numel()),
-        with_kwargs=True,
+        lambda _, args, inputs: counts.append(inputs["input_ids"].numel()), with_kwargs=True
     )
     return counts
 
@@ -341,9 +336,9 @@ def computed(model):
         lambda: token_loss(model, labelled, 64, shifted=True)["loss"],
         lambda: generate(model, texts, 64, writes),
     ):
-        counts[0] = 0
+        counts.clear()
         found.append(compute())
-        tokens.append(counts[0])
+        tokens.append(sum(counts))
     return found, tokens
 
 
@@ -379,7 +374,7 @@ def test_rows_without_the_prefix_are_computed_whole():
     encoded = TASK.encode([own, *EXAMPLES], SETTING, labelled=False)
     together = TASK.predict(model, encoded, 64)
     assert together[0].scores == pytest.approx(alone[0].scores, abs=1e-5)
-    assert counts[0] < sum(encoded.lengths) / 2
+    assert sum(counts) < sum(encoded.lengths) / 2
 
 
 def test_a_store_keeps_the_prefix_between_calls():
@@ -388,9 +383,9 @@ def test_a_store_keeps_the_prefix_between_calls():
     for example in EXAMPLES:
         data = TASK.encode([example], SETTING, labelled=False)
         (expected,) = TASK.predict(model, data, 1)
-        counts[0] = 0
+        counts.clear()
         with keeping_prefix(store):
             (kept,) = TASK.predict(model, data, 1)
-        tokens.append(counts[0])
+        tokens.append(sum(counts))
         assert kept.scores == pytest.approx(expected.scores, abs=1e-5)
     assert max(tokens[4:]) < 20 < min(tokens[:2])

@@ -1,7 +1,5 @@
 """What tasks refuse: options, and rows of data files. Texts of files are those of their lines."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -100,7 +98,8 @@ def test_options(spec, expected):
         ("seq2seq", "a.jsonl", '{"text": "a", "label": "b", "src_lang": "x", "tgt_lang": ""}',
          "line 1: 'tgt_lang' is empty"),
         ("seq2seq", "a.jsonl", '{"text": "a", "label": 3}', "'label' has type int, expected text"),
-        ("tagging", "a.conll", "a\tO\n\t\nb\tB-x\nc\tI-y\n", "sentence at line 3: token 2: 'I-y' cannot follow 'B-x'"),
+        ("tagging", "a.conll", "a\tO\n\t\nb\tB-x\nc\tI-y\n",
+         "sentence at line 3: token 2: 'I-y' cannot follow 'B-x'"),
         ("tagging", "a.conll", "a\tO\nb\tx\n",
          "scheme=kinds, if they are of entities, or scheme=plain"),
         ("tagging", "a.conll", "a\tB-x\nb\tI-x\nc\tS-x\n",

@@ -1,7 +1,5 @@
 """Self-supervised tasks: masks of tokens and words, dropped spans, and the noises of BART."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """seq2seq: parallel files, targets, and several languages, beside those of transformers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -76,13 +74,8 @@ def test_the_metric_selects_the_best_checkpoint_and_scores_rows(metric, main, sc
 
 @pytest.fixture
 def speaker(tmp_path):
-    """Return a function from a kind to its tokenizer and model."""
-
-    def build(kind, **options):
-        tokenizer = own_models.translation_tokenizer(kind, tmp_path, **options)
-        return tokenizer, own_models.translator(kind, tokenizer)
-
-    return build
+    """Return a function from a kind to its tokenizer."""
+    return lambda kind, **given: own_models.translation_tokenizer(kind, tmp_path, **given)
 
 
 def task_of(kind, target=1, **options):
@@ -104,15 +97,15 @@ def of_transformers(kind, tokenizer, model, text, target):
 @pytest.mark.parametrize("kind", TRANSLATORS)
 def test_targets_and_generation_are_those_of_transformers(kind, speaker):
     """Rows, the first tokens of the decoder, and what is generated, for two target languages."""
-    tokenizer, model = speaker(kind)
+    tokenizer = speaker(kind)
+    model = own_models.translator(kind, tokenizer)
     setting, texts = Setting(tokenizer, 32), []
     examples = [Example(text, None, target) for text, target in PAIRS]
     for place in (1, 2):
         task = task_of(kind, place, new_tokens=6)
         names = TRANSLATORS[kind].languages
-        own, _ = speaker(kind) if kind == "marian" else speaker(
-            kind, src_lang=names[0], tgt_lang=names[place]
-        )  # fmt: skip
+        languages = {"src_lang": names[0], "tgt_lang": names[place]}
+        own = speaker(kind, **{} if kind == "marian" else languages)
         prefix = f">>{names[place]}<< " if kind == "marian" else ""
         data = task.encode(examples, setting, labelled=True)
         for row, (text, target) in zip(data.rows, PAIRS, strict=True):
@@ -141,19 +134,18 @@ def test_targets_and_generation_are_those_of_transformers(kind, speaker):
 
 @pytest.mark.parametrize("kind", [k for k in TRANSLATORS if k != "marian"])
 def test_limits_keep_the_codes(kind, speaker):
-    tokenizer, _ = speaker(kind)
-    source, target, _ = TRANSLATORS[kind].languages
-    own, _ = speaker(kind, src_lang=source, tgt_lang=target)
-    text, label = PAIRS[0]
+    setting, (source, target, _) = Setting(speaker(kind), 4), TRANSLATORS[kind].languages
+    own, (text, label) = speaker(kind, src_lang=source, tgt_lang=target), PAIRS[0]
     task = task_of(kind, max_target=4)
-    (row,) = task.encode([Example(text, None, label)], Setting(tokenizer, 4), labelled=True).rows
+    (row,) = task.encode([Example(text, None, label)], setting, labelled=True).rows
     limits = {"truncation": True, "max_length": 4}
     assert row["input_ids"] == own(text, **limits)["input_ids"]
     assert row["labels"] == own(text_target=label, **limits)["input_ids"]
 
 
 def test_rows_of_several_languages_are_written_each_in_its_own(speaker):
-    tokenizer, model = speaker("m2m100")
+    tokenizer = speaker("m2m100")
+    model = own_models.translator("m2m100", tokenizer)
     setting, text = Setting(tokenizer, 32), PAIRS[0][0]
     mixed = [LanguagePair(text, None, None, "en", code) for code in ("de", "fr", "de")]
     task = parse_task("seq2seq(new_tokens=6)")
@@ -183,7 +175,7 @@ def test_rows_of_several_languages_are_written_each_in_its_own(speaker):
     ],
 )  # fmt: skip
 def test_languages_that_are_missing_or_unknown(kind, spec, expected, speaker):
-    tokenizer = speaker(kind)[0] if kind else word_tokenizer(end="</s>")
+    tokenizer = speaker(kind) if kind else word_tokenizer(end="</s>")
     with pytest.raises(ConfigError) as error:
         parse_task(spec).encode([Example("the", None, "die")], Setting(tokenizer, 8), labelled=True)
     assert re.search(expected, str(error.value))

@@ -1,7 +1,5 @@
 """tagging: CoNLL columns, word pieces, entities, and published schemes, beside those of seqeval."""
 
-from __future__ import annotations
-
 import json
 import random
 

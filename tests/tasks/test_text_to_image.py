@@ -1,7 +1,5 @@
 """The task text-to-image, on pipelines of the size of a stamp."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -110,7 +108,7 @@ def called(pipe, noisy, steps):
 def test_the_loss_is_that_of_the_training_examples(kind, monkeypatch):
     """Also with what is kept of the prompts and pictures."""
     pipe, seeds = made(kind), [3, 4]
-    ah.attach(pipe, LORA)
+    tensors = [*ah.attach(pipe, LORA).tensors().values()]
     kept, given = diffusion.Kept(10**6), batch() | {"seeds": torch.tensor(seeds)}
     with monkeypatch.context() as patch:
         calls = counted_calls(patch, type(pipe), "encode_prompt")
@@ -128,17 +126,13 @@ def test_the_loss_is_that_of_the_training_examples(kind, monkeypatch):
         kept = pipe.scheduler.alphas_cumprod[steps].view(2, 1, 1, 1)
         noisy, target = kept.sqrt() * latents + (1 - kept).sqrt() * noise, noise
     expected = F.mse_loss(called(pipe, noisy, steps), target)
-    theirs = torch.autograd.grad(expected, tensors(pipe))
-    assert len(theirs) == len(tensors(pipe)) > 4
+    theirs = torch.autograd.grad(expected, tensors)
+    assert len(theirs) == len(tensors) > 4
     for loss in (found.losses.mean(), again.losses.mean()):
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-        ours = torch.autograd.grad(loss, tensors(pipe))
+        ours = torch.autograd.grad(loss, tensors)
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-3)
-
-
-def tensors(pipe):
-    return [*ah.adapters(pipe)["default"].tensors().values()]
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample"])
@@ -196,15 +190,17 @@ def photos(tmp_path):
     return folder
 
 
-def captions(task, source):
+def pictures_of(task, source):
     fitted, choice = task.fitted(str(source), DataOptions(train=str(source)), "train")
-    return [each.label for each in fitted.read(str(source), choice.options, "train")]
+    return fitted.read(str(source), choice.options, "train")
+
+
+def captions(task, source):
+    return [each.label for each in pictures_of(task, source)]
 
 
 def rows_of(task, photos, pipe, count=12):
-    options = task.fitted(str(photos), DataOptions(train=str(photos)), "train")[1].options
-    rows = task.read(str(photos), options, "train")
-    return task.encode(rows[:count], Setting(pipe, 8), labelled=True)
+    return task.encode(pictures_of(task, photos)[:count], Setting(pipe, 8), labelled=True)
 
 
 @pytest.fixture
