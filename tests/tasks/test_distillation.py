@@ -97,11 +97,8 @@ def test_parts_of_positions_have_the_loss_and_gradient_of_all(at_once, weight, m
     cross = torch.nn.functional.cross_entropy(head(states[learned]), targets, reduction="sum")
     expected = expected + weight * cross
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    for ours, other in zip(
-        torch.autograd.grad(3 * found, states), torch.autograd.grad(3 * expected, states),
-        strict=True,
-    ):  # fmt: skip
-        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(3 * loss, states) for loss in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
