@@ -14,23 +14,16 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import dump_methods, method_text, parse_methods
+from adapterhub.recipe import recipe as recipes
 from adapterhub.recipe.output_folder import SCHEMA
-from adapterhub.recipe.recipe import (
-    SCHEMA_LINE,
-    Recipe,
-    TrainOptions,
-    read,
-    read_draft,
-    recipe_schema,
-    schema_bytes,
-)
+from adapterhub.recipe.recipe import Recipe, TrainOptions, read, read_draft
 from adapterhub.recipe.sweep import read_staged
 from adapterhub.tasks import TASKS, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 from tests.kit.compare import problems
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
-SCHEMA_OF_RECIPES = json.loads(json.dumps(recipe_schema(), allow_nan=False))
+SCHEMA_OF_RECIPES = json.loads(json.dumps(recipes.recipe_schema(), allow_nan=False))
 
 
 def fits(data):
@@ -143,5 +136,5 @@ def test_editors_show_help_texts_and_defaults():
         assert list(properties) == names_of(cls)
         assert all(option["description"] for option in properties.values())
     assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
-    assert json.loads(schema_bytes()) == SCHEMA_OF_RECIPES
-    assert f"$schema={SCHEMA}\n" in SCHEMA_LINE
+    assert json.loads(recipes.schema_bytes()) == SCHEMA_OF_RECIPES
+    assert f"$schema={SCHEMA}\n" in recipes.SCHEMA_LINE

@@ -11,13 +11,7 @@ from adapterhub.config.yaml import dump_yaml
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.page import PAGE
-from adapterhub.recipe.output_folder import (
-    LOCK,
-    check_output,
-    hold_output,
-    new_output,
-    writing,
-)
+from adapterhub.recipe.output_folder import LOCK, check_output, hold_output, new_output, writing
 from adapterhub.recipe.sweep import MOST_NAME, parse_sweep, read_staged
 
 # The output folder: refusals, lock and errors of writing
@@ -97,10 +91,10 @@ def test_a_file_that_a_killed_process_has_not_finished_is_removed(tmp_path, name
     # One that a process writes now, such as `adapterhub report`, stays.
     replace = os.replace
 
-    def hold(*places: object) -> None:
+    def hold(*places):
         with hold_output(tmp_path, resume=False):
             assert any(each.endswith(".new") for each in os.listdir(tmp_path))
-        replace(*places)  # type: ignore[arg-type]
+        replace(*places)
 
     monkeypatch.setattr(os, "replace", hold)
     replace_file(tmp_path / name, b"1")

@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    CohereConfig,
-    Gemma2Config,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedTokenizerFast
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
@@ -49,9 +44,10 @@ def test_logits_that_are_not_those_of_the_head(kind):
     else:  # by tanh, or by a factor
         small = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8,
                  "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
-        bounded = Gemma2Config(**small, final_logit_softcapping=30.0)
-        scaled = CohereConfig(**small, logit_scale=0.0625, pad_token_id=0)
-        model = AutoModelForCausalLM.from_config(bounded if kind == "bounded" else scaled).eval()
+        bounded = transformers.Gemma2Config(**small, final_logit_softcapping=30.0)
+        scaled = transformers.CohereConfig(**small, logit_scale=0.0625, pad_token_id=0)
+        config = bounded if kind == "bounded" else scaled
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
         model.lm_head.weight.data *= 1e-3  # tanh(z) is nearly z
     assert lm.whole_output(model, lm.plain_head(model), tiny_models.batch()) is None
 
@@ -90,7 +86,7 @@ def test_evaluations_are_the_same(task, backbones, monkeypatch):
     folder = str(backbones({"causal-lm": "llama", "seq2seq": "t5", "masked-lm": "bert"}[task]))
     model, tokenizer = ah.load_backbone(folder, task=task)
     if task == "masked-lm":
-        model = AutoModelForMaskedLM.from_pretrained(folder)
+        model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
     texts = ["the movie was very good", "a", "the plot was bad and the film very dull"]
     examples = [Example(text, None, text[:9]) for text in texts]
     data = parse_task(task).encode(examples, Setting(tokenizer, 32), labelled=True)
