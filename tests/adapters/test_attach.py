@@ -16,7 +16,7 @@ from torch.utils import backend_registration
 import adapterhub as ah
 from adapterhub.adapters.attach import build_adapter
 from adapterhub.adapters.state import bare
-from adapterhub.errors import AttachError, SiteError
+from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS
 from tests.kit import devices, tiny_models
 from tests.kit.matrix import example, one_of_each_signature
@@ -168,12 +168,3 @@ def test_labels_without_names_are_numbered_in_the_adapter_alone(tmp_path):
     assert ah.load(model, tmp_path / "a").labels == adapter.labels
     with ah.route(model, ["a", None]):
         assert model(torch.zeros(2, 3, 224, 224)).logits.shape == (2, 3)
-
-
-def test_an_adapter_without_parameters_is_refused():
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, "lora")
-    adapter.check_usable()
-    adapter.placed, adapter.head = [], None
-    with pytest.raises(AttachError, match="nothing would train"):
-        adapter.check_usable()

@@ -57,15 +57,16 @@ def _rows(found: Inspection) -> dict[str, dict]:
 
 def test_the_sites_of_a_network():
     rows = _rows(ah.inspect(Everything()))
-    assert (rows["conv"]["in"], rows["conv"]["out"], rows["conv"]["modules"]) == (
-        48,
-        32,
-        ["Conv1d"],
-    )
+    conv = rows["conv"]
+    assert (conv["in"], conv["out"], conv["modules"]) == (48, 32, ["Conv1d"])
     assert (rows["attn.v"]["modules"], rows["attn.v"]["number"]) == (["MultiheadAttention"], 2)
     assert rows["ffn.up"]["layers"] == "all"
     assert rows["table"]["sizes"] == [[20, 16]]
     assert rows["norm1"]["kind"] == "norm"
+    sites = ah.anatomy_of(Everything()).sites
+    assert sites["depthwise"].d_in == 3  # of a group
+    assert sites["layers.0"].role == "ffn"
+    assert "layers.0.self_attn.out_proj" not in sites  # which nothing calls
 
 
 def test_what_is_at_no_site_is_counted():

@@ -72,10 +72,8 @@ def test_a_model_with_adapters_of_another_library_in_its_layers_is_refused():
     """Its outputs would be the adapter's and theirs, and its files would not say so."""
     own = tiny_models.model("bert")
     own.add_adapter(PEFT["lora"])  # transformers' integration of peft
-    for model in (
-        own,
-        peft.get_peft_model(tiny_models.model("bert"), PEFT["lora"]).base_model.model,
-    ):
+    of_peft = peft.get_peft_model(tiny_models.model("bert"), PEFT["lora"])
+    for model in (own, of_peft.base_model.model):
         assert library_inside(model) == "peft"
         with pytest.raises(AttachError, match="adapters of the library peft in its layers"):
             ah.attach(model, "lora")
@@ -90,20 +88,15 @@ def test_a_model_with_adapters_of_another_library_in_its_layers_is_refused():
     assert "load(model, FOLDER)" in error.value.hint
 
 
-@pytest.fixture
-def process_group(tmp_path):
-    """A group of this process alone."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_a_distributed_model(process_group):
-    wrapped = DistributedDataParallel(tiny_models.model("bert"))
-    with pytest.raises(AttachError) as error:
-        ah.attach(wrapped, "lora")
+def test_a_distributed_model(tmp_path):
+    store = f"file://{tmp_path / 'group'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(tiny_models.model("bert"))
+        with pytest.raises(AttachError) as error:
+            ah.attach(wrapped, "lora")
+    finally:
+        torch.distributed.destroy_process_group()
     assert error.value.hint == "use the model inside: model.module; attach first, then wrap"
     ah.attach(wrapped.module, "lora")
 

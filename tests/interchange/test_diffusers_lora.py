@@ -68,15 +68,11 @@ def test_a_pipeline_stays_the_users_own_and_its_picture_comes_back(tmp_path):
 
 
 SD, SD3 = "StableDiffusionPipeline", "StableDiffusion3Pipeline"
-
-
 XL, FLUX = "StableDiffusionXLPipeline", "FluxPipeline"
 
 
 # What is at the blocks of each class, and the names there that a kohya file of Flux can have.
 BLOCKS = "lora(sites=['attn.*', '*.attn*.*_*', '*.proj_out', 'ffn.*'], rank=2, alpha=3)"
-
-
 IN_KOHYA = (
     "lora(sites=['transformer.transformer_blocks.*.to_q', 'added.*', '*.ff.net.*',"
     "'*.norm1_context.linear', '*.norm.linear', 'text_encoder.*_proj', 'text_encoder.*.fc2'],"
@@ -163,11 +159,7 @@ def test_what_diffusers_would_not_read_is_not_written(kind, spec, style, problem
 
 UNET = {"r": 2, "lora_alpha": 3, "rank_pattern": {"conv1": 4}, "alpha_pattern": {"proj_in": 8},
         "target_modules": ["to_q", "conv1", "proj_in"]}  # fmt: skip
-
-
 BLOCK = {"r": 2, "target_modules": ["to_q", "add_k_proj", "to_add_out", "net.2", "proj_mlp"]}
-
-
 ENCODER = {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "fc2"]}
 
 

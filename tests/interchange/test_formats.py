@@ -1,29 +1,30 @@
-"""A format is detected by its files, and translated to methods and a head."""
+"""A format is detected by its files, read strictly, and translated to methods and a head."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.errors import MismatchError
+from adapterhub.errors import FileError, MismatchError
+from adapterhub.files import schema
+from adapterhub.interchange import checkpoint_files
+from adapterhub.interchange.checkpoint_files import ConfigField, read_json_object, read_tensor_file
 from adapterhub.interchange.formats import FORMATS, detect
 from adapterhub.interchange.translation import Translation, size_options
 from tests.kit import tiny_models
 from tests.kit.peers import GOLDEN, backbone
 
 
-def test_adapters_is_recognised_by_its_tensors(tmp_path):
+def test_adapters_is_recognised_by_its_tensors_and_an_own_folder_is_not_another(tmp_path):
     assert detect(GOLDEN / "bert" / "houlsby").name == "adapters"
     assert detect(tmp_path) is None
     (tmp_path / "adapter_config.json").write_text("{}")
     assert detect(tmp_path).name == "peft"
     (tmp_path / "adapter.safetensors").write_bytes(b"x")
     assert detect(tmp_path).name == "adapters"
-
-
-def test_a_native_adapter_is_not_another_format(tmp_path):
     adapter = ah.attach(tiny_models.model("bert"), "lora")
     adapter.save(tmp_path / "native")
     adapter.export(tmp_path / "peft")
@@ -98,3 +99,88 @@ def test_one_error_lists_all_problems(translation):
 def test_the_most_common_size_is_the_default():
     assert size_options("rank", {"a": 8, "b": 4, "c": 8}) == {"rank": 8, "ranks": {"b": 4}}
     assert size_options("size", {"a": 3}) == {"size": 3, "sizes": {}}
+
+
+# Configurations and tensors of other libraries are read strictly.
+
+WORD = schema.text("[a-z]+", "a word")
+NUMBER_OR_WORD = checkpoint_files.either("a number or a word", schema.number, WORD)
+FIELDS = {
+    "kind": ConfigField(WORD, required=True),
+    "size": ConfigField(checkpoint_files.optional(NUMBER_OR_WORD)),
+    "fixed": checkpoint_files.only(False, None),
+    "seed": checkpoint_files.TRAINING_ONLY,
+}
+CASES = [
+    ({}, None),
+    ({"size": None, "fixed": None, "seed": ["anything"]}, None),
+    ({"size": 2.5}, None),
+    ({"later": []}, None),
+    ({"later": 1}, "at.later: unknown, and not neutral: 1"),
+    ({"size": []}, "at.size: a list is not a number or a word"),
+    ({"kind": 1}, "at.kind: 1 is not a word"),
+    ({"fixed": True}, "at.fixed: True changes what is computed, only False is supported"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), CASES, ids=str)
+def test_options_are_checked_by_name(change, problem):
+    found = checkpoint_files.config_problems({"kind": "a"} | change, FIELDS, "at")
+    assert found == ([problem] if problem else [])
+    assert checkpoint_files.config_problems({}, FIELDS) == ["kind: missing"]
+
+
+def test_a_pickle_must_be_allowed_and_safetensors_are_preferred(tmp_path):
+    with pytest.raises(FileError, match="missing"):
+        read_tensor_file(tmp_path, *NAMES)
+    torch.save(TENSORS, tmp_path / NAMES[1])
+    with pytest.raises(FileError, match=r"a\.bin, a pickle"):
+        read_tensor_file(tmp_path, *NAMES)
+    assert read_tensor_file(tmp_path, *NAMES, allow_pickle=True)["x"].tolist() == [0, 1, 2]
+    torch.save([TENSORS], tmp_path / NAMES[1])
+    with pytest.raises(FileError, match="not a mapping of names to tensors"):
+        read_tensor_file(tmp_path, *NAMES, allow_pickle=True)
+    (tmp_path / NAMES[0]).write_bytes(b"x" * 100)
+    with pytest.raises(FileError, match="cannot be read"):
+        read_tensor_file(tmp_path, *NAMES)
+    save_file(TENSORS, tmp_path / NAMES[0])  # the other is not opened
+    assert read_tensor_file(tmp_path, *NAMES, allow_pickle=True)["x"].tolist() == [0, 1, 2]
+
+
+def test_a_file_must_be_a_json_object(tmp_path):
+    path = tmp_path / "config.json"
+    with pytest.raises(FileError, match="missing") as caught:
+        read_json_object(path, 99, expected="a checkpoint")
+    assert caught.value.expected == "a checkpoint"
+    path.write_text('{"a": 1}')
+    assert read_json_object(path, 99, expected="") == {"a": 1}
+    for content in ("[]", '{"a": 1, "a": 2}', '{"a": NaN}'):
+        path.write_text(content)
+        with pytest.raises(FileError, match="cannot be read"):
+            read_json_object(path, 99, expected="")
+    path.write_text('{"a": 1}' + " " * 100)
+    with pytest.raises(FileError, match="more than 99"):
+        read_json_object(path, 99, expected="")
+
+
+# Tensors are read from safetensors, and from a pickle only if allowed.
+
+
+NAMES = ("a.safetensors", "a.bin")
+TENSORS = {"x": torch.arange(3.0)}
+INFINITE = "'x': 1 of 2 values are NaN or infinite in fp32"
+UNUSABLE = [
+    ({}, "no tensors"),
+    ({"x": torch.ones(2, dtype=torch.int64)}, "'x': torch.int64 is not a floating-point dtype"),
+    ({"x": torch.ones(0, 3)}, "'x': empty, shape (0, 3)"),
+    ({"x": torch.tensor([1.0, float("inf")])}, INFINITE),
+    ({"x": torch.tensor([1.0, 1e300], dtype=torch.float64)}, INFINITE),
+]
+
+
+@pytest.mark.parametrize(("tensors", "problem"), UNUSABLE)
+def test_unusable_tensors_are_listed(tmp_path, tensors, problem):
+    save_file(tensors, tmp_path / NAMES[0])
+    with pytest.raises(FileError) as caught:
+        read_tensor_file(tmp_path, *NAMES)
+    assert caught.value.offenders == (problem,)

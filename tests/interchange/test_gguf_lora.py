@@ -108,8 +108,6 @@ REFUSED = [
     ("mixtral", "lora(sites=['ffn.*'])", "experts"),
     ("gpt2", "lora(sites=[lm_head])", "as embeddings"),
 ]
-
-
 FALCONS = [{"new_decoder_architecture": True, "num_kv_heads": 2}, {"multi_query": False}]
 
 

@@ -258,11 +258,7 @@ def test_tensors_of_other_methods_are_refused_by_their_names(method, tmp_path):
 
 
 FLUX = "lora_unet_double_blocks_0_img_attn_proj"
-
-
 SHAPES = {"lora_down.weight": (2, 16), "lora_up.weight": (16, 2), "dora_scale": (16, 1)}
-
-
 UNFIT = [
     ({f"{Q}.dora_scale": torch.ones(1, 16)}, "wd_on_output=False"),
     ({f"{Q}.dora_scale": torch.ones(7, 1)}, "dora_scale"),

@@ -119,11 +119,7 @@ def test_options_that_decide_on_the_method(tmp_path):
 
 
 P, Q = ("bert", "pfeiffer"), ("bert", "unipelt")
-
-
 GATED = ("bert", "gated-lora")
-
-
 REFUSED = {  # checkpoint, options, and what the error names
     "before a norm": (*P, {"residual_before_ln": False}, "residual_before_ln"),
     "activation": (*P, {"non_linearity": "sine"}, "non_linearity"),
