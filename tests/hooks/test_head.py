@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.activations import ACT2FN
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import whole_states
@@ -86,18 +85,6 @@ def test_without_the_hook_torch_copies_it():
 
 SHAPES = {"classifier.dense.weight": (5, 4), "classifier.dense.bias": (5,),
           "classifier.out.weight": (3, 5)}  # fmt: skip
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu_new"])
-def test_a_head_of_two_layers(activation):
-    own = layered_head({"classifier": nn.Linear(4, 2)}, SHAPES, activation)
-    head, states = own["classifier"].eval(), torch.randn(2, 7, 4)
-    expected = head.out(ACT2FN[activation](head.dense(states)))
-    torch.testing.assert_close(head(states), expected)
-    assert head(states).shape == (2, 7, 3)
-    assert head.out.bias is None
-    assert heads.activation_between(own) == activation
-    assert heads.activation_between({"classifier": nn.Linear(4, 2)}) is None
 
 
 def test_a_relu_of_the_model_in_between_changes_nothing():

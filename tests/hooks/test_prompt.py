@@ -152,17 +152,6 @@ def hidden(model, **inputs):
         return model(**inputs, output_hidden_states=True)
 
 
-def test_the_decoder_attends_to_the_prompt_of_the_encoder():
-    model = tiny_models.model("t5", "seq2seq")
-    ah.attach(model, "prompt(length=3)")
-    inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
-    seen = {}
-    model.decoder.register_forward_pre_hook(lambda *given: seen.update(given[2]), with_kwargs=True)
-    output = hidden(model, **inputs)
-    assert seen["encoder_hidden_states"].shape[1] == 3 + 9
-    assert output.encoder_last_hidden_state.shape[1] == 9
-
-
 def test_input_embeddings_and_ids_give_equal_outputs():
     model = tiny_models.model("bert", "features")
     ah.attach(model, "prompt(length=3)")

@@ -22,51 +22,47 @@ from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 5e-6
-PIPELINES = {
-    "AnimateDiffPipeline": "UNetMotionModel",
-    "AuraFlowPipeline": "AuraFlowTransformer2DModel",
-    "ChromaPipeline": "ChromaTransformer2DModel",
-    "CogVideoXPipeline": "CogVideoXTransformer3DModel",
-    "CogView4Pipeline": "CogView4Transformer2DModel",
-    "ErnieImagePipeline": "ErnieImageTransformer2DModel",
-    "Flux2Pipeline": "Flux2Transformer2DModel",
-    "FluxControlPipeline": "FluxTransformer2DModel",
-    "HiDreamImagePipeline": "HiDreamImageTransformer2DModel",
-    "HunyuanVideoPipeline": "HunyuanVideoTransformer3DModel",
-    "IFPipeline": "UNet2DConditionModel",
-    "Ideogram4Pipeline": "Ideogram4Transformer2DModel",
-    "Kandinsky5T2VPipeline": "Kandinsky5Transformer3DModel",
-    "Krea2Pipeline": "Krea2Transformer2DModel",
-    "LTX2Pipeline": "LTX2VideoTransformer3DModel",
-    "LTXPipeline": "LTXVideoTransformer3DModel",
-    "Lumina2Pipeline": "Lumina2Transformer2DModel",
-    "MochiPipeline": "MochiTransformer3DModel",
-    "QwenImagePipeline": "QwenImageTransformer2DModel",
-    "SanaPipeline": "SanaTransformer2DModel",
-    "SanaVideoPipeline": "SanaVideoTransformer3DModel",
-    "SkyReelsV2Pipeline": "SkyReelsV2Transformer3DModel",
-    "StableDiffusion3ControlNetPipeline": "SD3Transformer2DModel",
-    "StableDiffusionXLInpaintPipeline": "UNet2DConditionModel",
-    "WanImageToVideoPipeline": "WanTransformer3DModel, image",
-    "WanPipeline": "WanTransformer3DModel",
-    "WanVACEPipeline": "WanVACETransformer3DModel",
-    "ZImagePipeline": "ZImageTransformer2DModel",
+PIPELINES = (
+    "AnimateDiff", "AuraFlow", "Chroma", "CogVideoX", "CogView4", "ErnieImage", "Flux2",
+    "FluxControl", "HiDreamImage", "HunyuanVideo", "IF", "Ideogram4", "Kandinsky5T2V", "Krea2",
+    "LTX2", "LTX", "Lumina2", "Mochi", "QwenImage", "Sana", "SanaVideo", "SkyReelsV2",
+    "StableDiffusion3ControlNet", "StableDiffusionXLInpaint", "WanImageToVideo", "Wan", "WanVACE",
+    "ZImage",
+)  # fmt: skip
+# Where the class of the denoiser is not all that there is to say of it.
+DENOISERS = {
+    "AnimateDiff": "UNetMotionModel",
+    "WanImageToVideo": "WanTransformer3DModel, image",
+    "Wan": "WanTransformer3DModel",
 }
 ALL = ["to_q", "to_out.0", "q_proj", "to_qkv_mlp_proj", "w1", "to_query", "net.2", "add_k_proj"]
 
 
 # Of these, those whose kohya names diffusers converts when they are made of its own.
-KOHYA = {"IFPipeline", "QwenImagePipeline", "StableDiffusionXLInpaintPipeline", "ZImagePipeline"}
+KOHYA = {"IF", "QwenImage", "StableDiffusionXLInpaint", "ZImage"}
+
+
+def options_of(kind):
+    """Return the class of a pipeline, and the options that it is made of."""
+    cls = getattr(diffusers, f"{kind}Pipeline")
+    return cls, inspect.signature(cls.__init__).parameters
+
+
+def name_of(kind):
+    """Return the name of the model that removes noise."""
+    _, options = options_of(kind)
+    return (
+        DENOISERS.get(kind) or options.get("transformer", options.get("unet")).annotation.__name__
+    )
 
 
 def made(kind, name=None, **parts):
     """Return a pipeline of a class that has its denoiser, and nothing else."""
-    cls = getattr(diffusers, kind)
-    options = inspect.signature(cls.__init__).parameters
+    cls, options = options_of(kind)
     required = [n for n, option in options.items() if option.default is option.empty]
     denoiser = "transformer" if "transformer" in options else "unet"
     given = {each: None for each in required if each not in ("self", "kwargs")}
-    return cls(**{**given, denoiser: model(name or PIPELINES[kind]), **parts})
+    return cls(**{**given, denoiser: model(name or name_of(kind)), **parts})
 
 
 def denoiser(pipe):
@@ -83,7 +79,7 @@ def trained(pipe, **options):
 
 @long_table("kind", PIPELINES, 4)
 def test_files_of_ours_give_equal_outputs(kind, tmp_path):
-    pipe, name = made(kind), PIPELINES[kind]
+    pipe, name = made(kind), name_of(kind)
     bare = output(denoiser(pipe), name)
     adapter = trained(pipe)
     expected = output(denoiser(pipe), name)
@@ -103,7 +99,7 @@ def test_files_of_ours_give_equal_outputs(kind, tmp_path):
 
 @long_table("kind", PIPELINES, 4)
 def test_a_file_of_diffusers_gives_equal_outputs(kind, tmp_path):
-    theirs, name = made(kind), PIPELINES[kind]
+    theirs, name = made(kind), name_of(kind)
     part = "transformer" if hasattr(theirs, "transformer") else "unet"
     options = {"r": 2, "lora_alpha": 3, "target_modules": ALL}
     torch.manual_seed(2)
@@ -124,7 +120,7 @@ def test_a_file_of_diffusers_gives_equal_outputs(kind, tmp_path):
 
 def test_the_names_of_the_authors_of_wan(tmp_path):
     """Diffusers' own conversion reads them."""
-    pipe = made("WanPipeline")
+    pipe = made("Wan")
     trained(pipe, sites=["attn.q", "cross.o"]).export(tmp_path / "ours", format="diffusers")
     state = load_file(tmp_path / "ours" / FILE)
     changes = {"transformer.": "diffusion_model.", "attn1": "self_attn", "attn2": "cross_attn",
@@ -138,7 +134,7 @@ def test_the_names_of_the_authors_of_wan(tmp_path):
     save_file(renamed, tmp_path / "theirs" / "wan.safetensors")
     outputs = []
     for load in (ah.load, type(pipe).load_lora_weights):
-        other = made("WanPipeline")
+        other = made("Wan")
         load(other, tmp_path / "theirs")
         outputs.append(output(other.transformer, "WanTransformer3DModel"))
     assert difference(*outputs) <= TOLERANCE
@@ -149,7 +145,7 @@ def test_both_transformers_of_wan_are_parts_and_files_have_one(tmp_path):
     """Diffusers would leave the tensors of the second one out of what it reads, silently."""
 
     def two():
-        return made("WanPipeline", transformer_2=model("WanTransformer3DModel", seed=1))
+        return made("Wan", transformer_2=model("WanTransformer3DModel", seed=1))
 
     def outputs(pipe):
         both = pipe.transformer, pipe.transformer_2
@@ -192,7 +188,7 @@ def test_the_connectors_of_ltx_are_in_its_files(tmp_path):
             )
         }  # fmt: skip
         connectors = ltx.LTX2TextConnectors(caption_channels=16, text_proj_in_factor=1, **sizes)
-        return made("LTX2Pipeline", connectors=connectors.eval())
+        return made("LTX2", connectors=connectors.eval())
 
     @torch.no_grad()
     def read(pipe):
@@ -214,8 +210,8 @@ def test_the_connectors_of_ltx_are_in_its_files(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "part"),
     [
-        ("PRXPipeline", "PRXTransformer2DModel", "transformer"),  # its class says: a unet
-        ("TextToVideoSDPipeline", "UNet3DConditionModel", "unet"),  # which has no method for it
+        ("PRX", "PRXTransformer2DModel", "transformer"),  # its class says: a unet
+        ("TextToVideoSD", "UNet3DConditionModel", "unet"),  # which has no method for it
     ],
 )
 def test_parts_that_diffusers_does_not_read_are_refused(kind, name, part, tmp_path):
@@ -236,7 +232,7 @@ def test_parts_that_diffusers_does_not_read_are_refused(kind, name, part, tmp_pa
 def test_a_file_of_which_diffusers_reads_nothing_is_refused(tmp_path):
     name = "transformer.single_transformer_blocks.0.attn.to_out.lora_down.weight"
     save_file({name: torch.randn(2, 64)}, tmp_path / FILE)
-    pipe = made("Flux2Pipeline")
+    pipe = made("Flux2")
     with pytest.raises(MismatchError, match="no tensors that diffusers reads for a Flux2Pipeline"):
         ah.load(pipe, tmp_path)
     assert ah.adapters(pipe) == {}

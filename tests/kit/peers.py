@@ -48,12 +48,6 @@ def outputs(model, task="classification"):
     return result["last_hidden_state" if task == "features" else "logits"]
 
 
-def core(cases, *names):
-    """Return the named cases, or all cases in the full matrix."""
-    assert set(names) <= set(cases)
-    return list(cases) if tiny_models.FULL_MATRIX else list(names)
-
-
 def lora_config(task="classification", **options):
     return peft.LoraConfig(task_type=KINDS[task], **({"r": 4, "lora_alpha": 12} | options))
 

@@ -239,18 +239,6 @@ def test_rules_by_hand():
         assert torch.equal(first, again)
 
 
-def test_dare_keeps_the_expected_value():
-    mean = sum(combined("dare", density=0.5, seed=seed) for seed in range(2000)) / 2000
-    torch.testing.assert_close(mean, A + B, atol=0.3, rtol=0)
-
-
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 100))
-def test_low_rank_is_exact_at_full_rank(rows, columns, seed):
-    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-    left, right = low_rank(matrix, Cut(min(rows, columns)))
-    torch.testing.assert_close(left @ right, matrix, atol=1e-5, rtol=1e-4)
-
-
 def test_of_a_large_matrix_few_components_are_found_nearly_as_near():
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(512, 640, generator=generator)

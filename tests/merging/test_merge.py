@@ -10,10 +10,8 @@ import transformers
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
-from adapterhub.anatomy.backbone import CHILD
 from adapterhub.backbones.probe import probe
 from adapterhub.errors import AttachError, MergeError
-from adapterhub.merging.affine import merged_weight_and_bias
 from tests.kit import own_models, tiny_models
 from tests.kit.compare import differences, observed
 from tests.kit.own_models import expert_logits, expert_model, redraw
@@ -112,16 +110,6 @@ def test_what_is_not_of_the_batch_is_no_warning(error, monkeypatch):
         ah.merge(model)
     monkeypatch.undo()
     assert not differences(before, observed(model))
-
-
-def test_a_bias_needs_a_place():
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, "lora(sites=['attn.q'])")
-    host = model.get_submodule(adapter.placed[0].site.host)
-    host.bias = None
-    adapter.placed[0].module.forward = lambda x, y: y + 1
-    with pytest.raises(MergeError, match="bias"):
-        merged_weight_and_bias(host, host._modules[CHILD])
 
 
 # Adapters of experts and of routers merged into the weights of mixtures of experts.

@@ -14,18 +14,8 @@ from adapterhub.errors import FileError, MismatchError
 from adapterhub.interchange.adapters_library.files import read_adapters
 from adapterhub.interchange.adapters_library.importer import adapters_checkpoint_info
 from adapterhub.interchange.adapters_library.module_paths import RemainingTensors
-from tests.kit.peers import (
-    CASES,
-    COMPARED,
-    DECODING,
-    EXPECTED,
-    GOLDEN,
-    UNEVEN,
-    backbone,
-    hidden,
-    imported,
-    inputs,
-)
+from tests.kit import peers
+from tests.kit.peers import backbone, hidden, imported, inputs
 from tests.kit.selection import cases_of
 
 # Imports warn about what they cannot carry over unchanged.
@@ -33,23 +23,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def test_the_golden_files_cover_the_methods_and_backbones():
-    assert {"bert", "roberta", "gpt2", "t5", "bart"} <= EXPECTED.keys()
-    cases = {case for architecture, case in CASES if architecture == "bert"}
+    assert {"bert", "roberta", "gpt2", "t5", "bart"} <= peers.EXPECTED.keys()
+    cases = {case for architecture, case in peers.CASES if architecture == "bert"}
     expected = {"houlsby", "pfeiffer", "parallel", "mam", "prefix", "lora", "ia3", "compacter"}
     assert cases >= expected | {"unipelt", "unipelt-parts", "gated-lora"}
-    for architecture, case in CASES:
-        assert f"{case}.hidden" in EXPECTED[architecture]
+    for architecture, case in peers.CASES:
+        assert f"{case}.hidden" in peers.EXPECTED[architecture]
 
 
 GATED = [("bert", "unipelt"), ("gpt2", "unipelt"), ("t5", "unipelt")]
 
 
-@pytest.mark.parametrize(("architecture", "case"), dict.fromkeys([*cases_of(COMPARED), *GATED]))
+@pytest.mark.parametrize(
+    ("architecture", "case"), dict.fromkeys([*cases_of(peers.COMPARED), *GATED])
+)
 def test_equal_hidden_states(architecture, case, tmp_path):
     """Compare after the import and after saving and loading our own files."""
     model = backbone(architecture)
     given, mask = inputs(architecture), inputs(architecture)["attention_mask"].bool()
-    expected = EXPECTED[architecture][f"{case}.hidden"][mask]
+    expected = peers.EXPECTED[architecture][f"{case}.hidden"][mask]
     adapter = imported(model, architecture, case, head=False)
     found = hidden(model, given)[mask]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -62,7 +54,7 @@ def test_equal_hidden_states(architecture, case, tmp_path):
 
 def load(folder, architecture, case, change=(), without="-", move=("", ""), model=None, **tree_):
     """Load a checkpoint with other options, without some tensors, or with some at another place."""
-    shutil.copytree(GOLDEN / architecture / case, folder / case)
+    shutil.copytree(peers.GOLDEN / architecture / case, folder / case)
     path = folder / case / "adapter_config.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     part = tree["config"]["configs"][0] if case == "unipelt" else tree["config"]
@@ -170,10 +162,10 @@ def test_every_unexpected_or_missing_tensor_is_named(tmp_path):
 
 
 def test_options_have_defaults_and_missing_ones_are_named(tmp_path):
-    (part,) = read_adapters(GOLDEN / "bert" / "pfeiffer", head=False).parts
+    (part,) = read_adapters(peers.GOLDEN / "bert" / "pfeiffer", head=False).parts
     assert (part.kind, part.options["phm_dim"]) == ("bottleneck", 4)
     assert part.options["is_parallel"] is False
-    shutil.copytree(GOLDEN / "bert" / "pfeiffer", tmp_path / "checkpoint")
+    shutil.copytree(peers.GOLDEN / "bert" / "pfeiffer", tmp_path / "checkpoint")
     path = tmp_path / "checkpoint" / "adapter_config.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     del tree["config"]["non_linearity"]
@@ -189,15 +181,15 @@ def test_an_adapter_name_is_no_pattern():
 
 
 def test_another_model_type_and_a_pickle_are_refused():
-    info = adapters_checkpoint_info(GOLDEN / "bert" / "houlsby")
+    info = adapters_checkpoint_info(peers.GOLDEN / "bert" / "houlsby")
     assert (info.backbone, info.task, info.outputs) == ("backbone", "classification", 3)
     with pytest.raises(FileError, match="pickle"):
-        ah.load(backbone("bert"), GOLDEN / "bert" / "pickle", any_backbone=True, head=False)
+        ah.load(backbone("bert"), peers.GOLDEN / "bert" / "pickle", any_backbone=True, head=False)
     with pytest.raises(MismatchError, match="bert"):
         imported(backbone("roberta"), "bert", "pfeiffer", head=False)
 
 
-@pytest.mark.parametrize(("architecture", "case"), sorted(DECODING))
+@pytest.mark.parametrize(("architecture", "case"), sorted(peers.DECODING))
 def test_a_sequence_gate_in_a_generating_decoder_is_refused(architecture, case):
     generates = "AutoModelForCausalLM" if architecture == "gpt2" else "AutoModelForSeq2SeqLM"
     model = backbone(architecture, generates)
@@ -210,26 +202,10 @@ def test_a_sequence_gate_in_a_generating_decoder_is_refused(architecture, case):
     assert list(model.state_dict()) == keys
 
 
-@pytest.mark.parametrize(("architecture", "case"), sorted(UNEVEN))
+@pytest.mark.parametrize(("architecture", "case"), sorted(peers.UNEVEN))
 def test_a_prefix_in_some_layers_of_t5_is_refused(architecture, case):
     with pytest.raises(MismatchError, match="relative positions"):
         imported(backbone(architecture), architecture, case, head=False)
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_a_prefix_is_applied_by_every_attention(architecture):
-    """Compare sdpa with the golden outputs of eager attention.
-
-    In adapters 1.3 with transformers 4.57, a prefix on GPT-2 and Llama has no effect under sdpa
-    with an attention mask, so the golden files were made with eager attention.
-    """
-    model = backbone(architecture)
-    model.set_attn_implementation("sdpa")
-    imported(model, architecture, "prefix-flat", head=False)
-    mask = inputs(architecture)["attention_mask"].bool()
-    found = hidden(model, inputs(architecture))[mask]
-    expected = EXPECTED[architecture]["prefix-flat.hidden"][mask]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 LANGUAGE_MODELS = {
@@ -250,7 +226,7 @@ def test_the_class_of_the_files_decides_whether_the_change_is_undone(architectur
     name = name.partition("For")[0].partition("LM")[0] + "Model" if base else name
     model, given = backbone(architecture, auto), inputs(architecture)
     found, head = [], model.get_output_embeddings()
-    mask, expected = given["attention_mask"].bool(), EXPECTED[architecture]["madx.hidden"]
+    mask, expected = given["attention_mask"].bool(), peers.EXPECTED[architecture]["madx.hidden"]
     for cls in (name, f"{name.partition('For')[0]}AdapterModel"):
         adapter = load(tmp_path / cls, architecture, "madx", model=model, model_class=cls)
         states = []
