@@ -250,6 +250,17 @@ def test_without_a_mask_tokens_behind_a_cache_equal_those_of_a_whole_pass(model_
         close(logits(model, **given)[:, -1], whole[:, end - 1])
 
 
+@pytest.mark.parametrize("model_type", [m for m in MODELS if m != "qwen2_vl"])
+def test_a_row_with_padding_on_the_left_equals_the_row_alone(model_type):
+    """Without positions, which `generate` counts from the mask."""
+    model, text = attached(model_type), ids()
+    mask = torch.ones_like(text)
+    mask[0, :3] = 0
+    together = logits(model, input_ids=text, attention_mask=mask)
+    close(together[:1, 3:], logits(model, input_ids=text[:1, 3:]))
+    close(together[1:], logits(model, input_ids=text[1:]))
+
+
 @every_model
 def test_generated_tokens_are_those_without_a_cache_and_without_a_batch(model_type):
     """The first row has padding on the left."""
