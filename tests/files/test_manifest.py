@@ -408,3 +408,4 @@ def test_every_problem_is_listed_and_many_are_counted() -> None:
     assert schema.shorten(["a", "b"]) == ["a", "b"]
     lines = schema.shorten([str(i) for i in range(75)])
     assert lines[-2:] == ["49", "and 25 more"]
+    assert len(CHECK("", VALID | {"name": "x" * 500 + "!"})[0]) < 120, "a value is shown in part"
