@@ -3,12 +3,15 @@
 import sys
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, dump_task, parse_task, task_class
 from adapterhub.tasks.common.base import ALIASES, aliases_of, resolve_alias
+from adapterhub.tasks.common.batches import pad
 from tests.kit.data import write_json_lines
 
 STEPS = ["example", "row", "prediction", "metrics"]
@@ -106,6 +109,16 @@ def test_each_line_to_predict_on_is_a_row_or_is_named(tmp_path, spec):
             assert counted[0].endswith(f": {first}, {first + 2}, {first + 3}"), name
         else:
             assert not counted
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_matches_the_tokenizer(backbones, side):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"), padding_side=side)
+    texts = ["the movie was very good", "a film"]
+    expected = tokenizer(texts, padding=True, return_tensors="pt")
+    padded = pad([dict(tokenizer(text)) for text in texts], tokenizer)
+    assert padded.keys() == expected.keys()
+    assert all(torch.equal(padded[key], expected[key]) for key in expected)
 
 
 def test_each_alias_is_a_task_with_its_options():

@@ -33,6 +33,17 @@ def test_texts_and_pairs_are_one_row_each(backbones):
     assert "labels" not in task.encode(examples, setting, labelled=False).rows[0]
 
 
+def test_predictions_are_in_the_order_of_the_examples(backbones):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    model, _ = ah.load_backbone(str(backbones("bert")), task="classification", labels=["a", "b"])
+    task, setting = parse_task("classification"), Setting(tokenizer, 16, ("a", "b"))
+    examples = [Example("the movie was very good"), Example("bad"), Example("a film")]
+    together = task.predict(model, task.encode(examples, setting, labelled=False), 2)
+    for example, prediction in zip(examples, together, strict=True):
+        (alone,) = task.predict(model, task.encode([example], setting, labelled=False), 1)
+        assert prediction.scores == pytest.approx(alone.scores, abs=1e-5)
+
+
 def test_balanced_classes_have_the_same_total():
     assert weights_of({"b": 2.5}, {"a": 6, "b": 3}) == [1.0, 2.5]
     weights = weights_of("balanced", {"a": 6, "b": 3, "c": 1})
