@@ -1,14 +1,23 @@
-"""`adapterhub hub`: the commands that an operator types."""
+"""What operators and users of servers type: `hub`, `serve`, `token`, `login` and `logout`."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+import adapterhub as ah
+from adapterhub import cli
+from adapterhub.errors import ConfigError
 from adapterhub.hub.accounts import mirror_namespace
 from adapterhub.hub.state import create_hub, open_hub
+from adapterhub.registry import tokens
+from adapterhub.registry.tokens import token_for
+from adapterhub.web.tokens import TokenFile
 from tests.kit import real_hub, registries
 from tests.kit.real_hub import commit, create
+from tests.kit.server import EXAMPLES, write_adapter
 from tests.kit.session import refused, succeeded
 
 
@@ -147,3 +156,121 @@ def test_no_signer_is_required_of_what_is_mirrored(adapterhub, folder):
     key = registries.new_key().public.text
     done = adapterhub("hub", "org", folder, "https://hub.example.org", "--signer", key)
     refused(done, "mirrored as they are", "--require-signatures")
+
+
+# `adapterhub serve` and `adapterhub token`: flags, the table of adapters, and errors.
+
+
+@pytest.fixture
+def registry(backbone, tmp_path):
+    root = tmp_path / "registry"
+    for example, method in ((EXAMPLES[0], "lora(rank=2)"), (EXAMPLES[5], "bitfit")):
+        folder = write_adapter(backbone, tmp_path / example.task, method, example)
+        ah.publish(folder, example.task, registry=root)
+    return root
+
+
+def test_check_lists_which_adapters_share_the_backbone_and_what_cannot_be_served(
+    adapterhub, registry
+):
+    out = succeeded(adapterhub("serve", "--registry", registry, "--check"))
+    lines = {line.split()[0]: line for line in out.splitlines() if "@v1" in line}
+    assert " yes " in lines["classification@v1"]
+    assert " no " in lines["tagging@v1"]
+    assert "trains parameters" in lines["tagging@v1"]
+    assert "2 adapters can be served" in out
+    (file,) = registry.glob("**/tagging/v1/adapter.safetensors")
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1])
+    code, out, err = adapterhub("serve", "--registry", registry, "--check")
+    assert code == 2
+    assert "classification@v1" in out
+    assert "1 adapter cannot be served" in err
+    assert "tagging: " in err
+
+
+def test_options_of_a_file_and_of_flags(adapterhub, registry, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"adapters: [classification]\nregistry: {registry}\nport: none\n")
+    code, _, err = adapterhub("serve", "--config", file, "--check")
+    assert (code, "port" in err) == (2, True)
+    succeeded(
+        adapterhub("serve", "--config", file, "--port", 0, "--check"), "1 adapter can be served"
+    )
+
+
+def test_a_token_is_shown_once(adapterhub, tmp_path):
+    file = tmp_path / "tokens.json"
+    code, out, _ = adapterhub("token", "create", "shop", "--adapter", "team-*", "--file", file)
+    token = out.strip()
+    assert code == 0
+    assert TokenFile(file).check(token).adapters == ("team-*",)
+    code, out, _ = adapterhub("token", "list", "--file", file)
+    assert "shop" in out
+    assert token not in out
+    _, out, _ = adapterhub("token", "list", "--file", file, "--json")
+    (listed,) = json.loads(out)
+    assert listed["name"] == "shop"
+    assert "sha256" not in listed
+    assert adapterhub("token", "revoke", "shop", "--file", file)[0] == 0
+    assert adapterhub("token", "list", "--file", file)[1] == "no tokens\n"
+
+
+def test_the_users_own_file_is_the_default(adapterhub):
+    made = adapterhub("token", "create", "one", "--role", "admin", "--expires", "90d")
+    assert made[0] == 0
+    _, listed, _ = adapterhub("token", "list", "--json")
+    (token,) = json.loads(listed)
+    assert (token["roles"], token["expires"] > token["created"]) == (["admin"], True)
+
+
+# `adapterhub login` and `adapterhub logout`.
+
+
+@pytest.fixture
+def login(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return lambda url, token, *options: CliRunner().invoke(
+        cli.group, ["login", url, *options], input=token
+    )
+
+
+def test_a_token_is_read_from_standard_input_or_prompted_for_and_not_printed(login, monkeypatch):
+    result = login("https://Hub.example.org/", "my-token-123\n", "--unchecked")
+    assert result.output == "stored a token for https://hub.example.org\n"
+    assert token_for("https://hub.example.org:443/x") == "my-token-123"
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("click.prompt", lambda text, hide_input: "my-token-456" * hide_input)
+    monkeypatch.setattr("adapterhub.cli.login.sys", terminal)
+    login("https://hub.example.org", "", "--unchecked")
+    assert token_for("https://hub.example.org") == "my-token-456"
+
+
+def test_a_token_is_stored_with_a_note_where_the_hub_cannot_be_reached(login, monkeypatch):
+    """Offline, or before the hub is started."""
+    for offline in ("1", "0"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline == "1")
+        result = login("http://127.0.0.1:9", f"my-token-{offline}")
+        assert result.exception is None, result.output
+        assert "stored a token for http://127.0.0.1:9" in result.output
+        assert "the token was not checked: " in result.output
+        assert token_for("http://127.0.0.1:9") == f"my-token-{offline}"
+
+
+def test_a_hub_without_encryption_is_refused(login, tmp_path):
+    for url in ("http://hub.example.org", "hub.example.org", "https://me:pw@hub.example.org"):
+        result = login(url, "my-token-123")
+        assert isinstance(result.exception, ConfigError)
+        assert "my-token-123" not in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_logout_deletes_one_token(typed, login):
+    tokens.login("https://one.example.org", "my-token-123")
+    tokens.login("https://two.example.org", "my-token-456")
+    line = "logout https://one.example.org"
+    assert typed(line) == "deleted the token for https://one.example.org\n"
+    assert token_for("https://one.example.org") is None
+    assert token_for("https://two.example.org") == "my-token-456"
+    with pytest.raises(ConfigError, match="no token is stored"):
+        typed(line)

@@ -1,27 +1,81 @@
-"""`adapterhub inspect`: of models of transformers, and of diffusers, which needs no weights."""
+"""`adapterhub backbones`, and `inspect`: of transformers, and of diffusers, without weights."""
 
 import json
 import re
 import shutil
 
 import pytest
+import transformers
 import yaml
-from transformers import (
-    PersimmonConfig,
-    PersimmonForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    ResNetConfig,
-    ResNetModel,
-)
 
 import adapterhub as ah
 from adapterhub.anatomy import Family, Stack
 from adapterhub.anatomy.family_file import read_family
+from adapterhub.backbones import find
+from adapterhub.backbones.find import GOOD, default_backbone
 from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
 from tests.kit.pipelines import pipeline
 from tests.kit.session import refused, succeeded
+
+MINILM, SMOLLM = GOOD[0].id, "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A Hub's cache; the function adds a model of one weight file to it."""
+    monkeypatch.setattr(find.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def add(name, architecture, size=100):
+        folder = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "0123"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+        (folder / "model.safetensors").write_bytes(bytes(size))
+
+    return add
+
+
+def test_a_good_one_that_is_here_is_chosen_else_the_smallest(cache):
+    assert {default_backbone(task)[0] for task in TASK_MODELS} <= {each.id for each in GOOD}
+    assert default_backbone("causal-lm") == (SMOLLM, "Hub")
+    cache("acme/big", "LlamaForCausalLM", 500)
+    cache("acme/small", "GPT2LMHeadModel", 100)
+    cache("acme/encoder", "BertForMaskedLM", 1)
+    assert default_backbone("causal-lm") == ("acme/small", "Hub cache")
+    cache(SMOLLM, "LlamaForCausalLM", 900)
+    assert default_backbone("causal-lm") == (SMOLLM, "Hub cache")
+    assert default_backbone("tagging")[0] == MINILM
+
+
+@pytest.mark.parametrize("architecture", sorted(tiny_models.MATRIX))
+def test_the_kind_of_a_checkpoint_is_found(architecture, cache, backbones):
+    model = tiny_models.model(architecture, task="features").config
+    assert find._kind({"architectures": [f"{type(model).__name__[:-6]}Model"]}) != ""
+
+
+def test_what_cannot_be_read_is_not_listed(cache, tmp_path):
+    texts = ("", "[]", "{", '{"architectures": 3}', '{"architectures": [[]]}')
+    for number, text in enumerate(texts):
+        cache(f"acme/m{number}", "x")
+        (tmp_path / f"models--acme--m{number}/snapshots/0123/config.json").write_text(text)
+    assert [e for e in find.found_backbones() if e.id.startswith("acme")] == []
+
+
+def test_the_command_lists_what_is_here_and_what_is_good(cache, adapterhub):
+    cache("acme/chat", "LlamaForCausalLM", 2048)
+    _, shown, _ = adapterhub("backbones")
+    assert "acme/chat" in shown
+    assert "2.0 kB" in shown
+    assert all(each.id in shown for each in GOOD)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    data = json.loads(adapterhub("backbones", "--json")[1])
+    found = {"id": "acme/chat", "kind": "language model", "bytes": 2048, "place": "Hub cache"}
+    assert found in data["here"]
+
+
+# `adapterhub inspect`: of models of transformers, and of diffusers, which needs no weights.
 
 
 def test_inspect_shows_the_anatomy(adapterhub, backbone):
@@ -44,7 +98,9 @@ def test_inspect_shows_the_anatomy(adapterhub, backbone):
 def test_a_backbone_without_a_tokenizer(adapterhub, tmp_path):
     """A model of pictures without attention: its convolutions are named by their paths."""
     options = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-    ResNetModel(ResNetConfig(**options)).save_pretrained(tmp_path / "resnet")
+    transformers.ResNetModel(transformers.ResNetConfig(**options)).save_pretrained(
+        tmp_path / "resnet"
+    )
     out = succeeded(adapterhub("inspect", tmp_path / "resnet", "--json"))
     facts = json.loads(out)
     (row,) = facts["sites"]
@@ -58,8 +114,8 @@ MIXTURE = SMALL | {"num_experts": 4, "moe_intermediate_size": 16}
 
 def test_inspect_shows_which_layers_have_a_site():
     """The last layer has a plain network, the others a mixture of experts."""
-    config = Qwen2MoeConfig(**MIXTURE, num_hidden_layers=4, mlp_only_layers=[3])
-    model = Qwen2MoeForCausalLM(config)
+    config = transformers.Qwen2MoeConfig(**MIXTURE, num_hidden_layers=4, mlp_only_layers=[3])
+    model = transformers.Qwen2MoeForCausalLM(config)
     layers = {row["site"]: row["layers"] for row in ah.inspect(model).facts()["sites"]}
     assert layers["decoder.ffn"] == layers["decoder.attn.q"] == "all"
     assert layers["decoder.ffn.up"] == "1 of 4: 3"
@@ -68,8 +124,8 @@ def test_inspect_shows_which_layers_have_a_site():
 
 def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
     folder = shutil.copytree(backbone, tmp_path / "moe")
-    config = Qwen2MoeConfig(**MIXTURE, num_hidden_layers=2)
-    Qwen2MoeForCausalLM(config).save_pretrained(folder)
+    config = transformers.Qwen2MoeConfig(**MIXTURE, num_hidden_layers=2)
+    transformers.Qwen2MoeForCausalLM(config).save_pretrained(folder)
     out = succeeded(adapterhub("inspect", folder))
     line = next(line for line in out.splitlines() if "routed experts" in line)
     assert line.split(maxsplit=1)[1].startswith("4 routed experts, fused as tensors of 3")
@@ -86,8 +142,8 @@ def persimmon(backbone, tmp_path):
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
-    config = PersimmonConfig(**SMALL, **special, num_hidden_layers=2)
-    PersimmonForCausalLM(config).save_pretrained(folder)
+    config = transformers.PersimmonConfig(**SMALL, **special, num_hidden_layers=2)
+    transformers.PersimmonForCausalLM(config).save_pretrained(folder)
     return folder
 
 

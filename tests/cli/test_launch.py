@@ -1,65 +1,259 @@
-"""`adapterhub train` in several processes, started by `accelerate launch` as a user does."""
+"""`adapterhub train` in two processes, whole or sharded by FSDP2 or tensors, as in one."""
 
+import json
 import re
+import time
+from importlib.util import find_spec
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
+import adapterhub as ah
 from adapterhub.loop.checkpoint import folder_of, load_checkpoint
 from adapterhub.loop.processes import own_device
-from tests.kit import tiny_models
+from adapterhub.loop.sharding import has_shards
+from tests.kit import processes, tiny_models
 from tests.kit.data import sentences, write_tsv
-from tests.kit.processes import evaluations, lines_of, same_adapters, start
 from tests.kit.session import succeeded
 
-# One launch for all in the core: site modules, prefixes, and a trained part that grows.
-TOGETHER = "[lora(rank=2), prefix(length=2), unfreeze]"
-METHODS = ("lora", "prefix", "full") if tiny_models.MATRIX == tiny_models.ARCHITECTURES else ()
-LAUNCH = [
-    "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
-    "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "-m", "adapterhub",
+apart = pytest.mark.apart
+ACCELERATE = (
+    "accelerate.commands.launch", "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
+    "--dynamo_backend=no", "--main_process_port=0",
+)  # fmt: skip
+# Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
+# The encoder-decoder writes texts when it is evaluated.
+CORE = [
+    ("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("nf4", "lora"),
+    ("dpo", "lora"), ("lm", "unfreeze"), ("lm", "norms"), ("llama", "lora"),
 ]  # fmt: skip
+METHODS = (
+    "lora", "pfeiffer", "prefix", "mam", "ia3", "unfreeze",
+    "full", "compacter", "prefix(reparametrize=true)", "p-tuning", "dora", "scalar-mix", "head",
+)  # fmt: skip
+CASES = CORE
+if tiny_models.FULL_MATRIX:
+    CASES = [(architecture, method) for architecture in ("bert", "llama") for method in METHODS]
+    # The norm behind scalar-mix cancels its gamma, whose gradient is rounding that Adam enlarges.
+    left_out = ("full", "unfreeze", "scalar-mix")
+    CASES += [("nf4", method) for method in METHODS if method not in left_out]
+    CASES += CORE[:1] + [("lm", method) for method in ("full", "freeze", "lora")]
+# In bf16 a last bit of a sum that differs is another rounding later.
+OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4", "dtype=fp32"),
+           "dpo": ("--task", "preference"), "lm": ("--task", "causal-lm")}  # fmt: skip
+TRAIN = (
+    "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
+    "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
+    "train.eval_batch_size=8",  # three batches: the last one is of one process
+)  # fmt: skip
 
 
-@pytest.fixture
-def steady(backbone, tmp_path):
-    """The tiny backbone without dropout, which is random in another way in each process."""
-    folder = tmp_path / "steady-bert"
-    tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(backbone).save_pretrained(folder)
+def backbone_of(folder, architecture):
+    return folder / f"steady-{architecture}"
+
+
+def output_of(folder, architecture, method):
+    return folder / re.sub(r"\W", "-", f"{architecture}-{method}")
+
+
+def words_of(folder, out, architecture, method, epochs, accumulation, *further):
+    rows = folder / ("pairs.jsonl" if architecture == "dpo" else "rows.tsv")
+    return (
+        "train", "--backbone", backbone_of(folder, architecture), "--method", method,
+        "--train", rows, "--eval", rows, *TRAIN, f"train.epochs={epochs}",
+        f"train.gradient_accumulation={accumulation}", *OPTIONS.get(architecture, ()),
+        "--output", output_of(folder / out, architecture, method), *further,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, backbone):
+    """Return a folder with backbones without dropout, and rows whose last step is not full."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    write_tsv(folder / "rows.tsv", sentences(20))
+    texts = [text for text, _ in sentences(20)]
+    pairs = [{"prompt": "the", "chosen": t, "rejected": t[::-1]} for t in texts]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    backbones = {
+        "bert": tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT),
+        "llama": tiny_models.model("llama", "features", **tiny_models.NO_DROPOUT),
+        "t5": tiny_models.model("t5", "seq2seq", **tiny_models.NO_DROPOUT),
+        "dpo": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
+        "lm": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
+        # A block of 4-bit codes has 64 values.
+        "nf4": tiny_models.model("llama", "features", hidden_size=64, intermediate_size=128),
+    }
+    for name, model in backbones.items():
+        to = backbone_of(folder, name)
+        model.save_pretrained(to)
+        AutoTokenizer.from_pretrained(backbone).save_pretrained(to)
     return folder
 
 
-@pytest.mark.apart
-@pytest.mark.parametrize("method", [TOGETHER, *METHODS])
-def test_two_processes_train_like_one_with_gradient_accumulation(
-    method, steady, adapterhub, tmp_path
-):
-    # Five batches an epoch: the last step of each has one for both processes.
-    file = write_tsv(tmp_path / "rows.tsv", sentences(20))
-    words = (
-        "train", "--backbone", steady, "--method", method, "--train", file, "--eval", file,
-        "train.epochs=3", "train.batch_size=4", "train.log_every=1", "train.tensorboard=false",
-    )  # fmt: skip
-    alone = ("--output", tmp_path / "one", "train.gradient_accumulation=2")
-    out = succeeded(adapterhub(*words, *alone))
-    printed = start(*LAUNCH, *words, "--output", tmp_path / "two")
+# One launch for all in the core: site modules, prefixes, and a trained part that grows.
+DIVIDED = ["[lora(rank=2), prefix(length=2), unfreeze]"]
+if tiny_models.FULL_MATRIX:
+    DIVIDED += ["lora", "prefix", "full"]
+
+
+@apart
+@pytest.mark.parametrize("method", DIVIDED)
+def test_two_processes_train_like_one_with_gradient_accumulation(method, folder, adapterhub):
+    """Launched as a user does. Five batches an epoch: the last step has one for both processes."""
+    case = ("bert", method, 3)
+    out = succeeded(adapterhub(*words_of(folder, "accumulated", *case, 2)))
+    words = words_of(folder, "rows-divided", *case, 1)
+    printed = processes.start(*ACCELERATE, "--multi_gpu", "-m", "adapterhub", *words)
     assert printed.count("peak memory") == out.count("peak memory") == 1
-    folders = one, two = tmp_path / "one", tmp_path / "two"
-    same_adapters(one, two)
-    states = [load_checkpoint(folder_of(folder, "last")).tensors for folder in folders]
-    assert states[0].keys() == states[1].keys()
-    for name, tensor in states[0].items():
-        torch.testing.assert_close(states[1][name], tensor, atol=1e-6, rtol=1e-5, msg=name)
-    events = [[(line["event"], line["step"]) for line in lines_of(folder)] for folder in folders]
+    one, two = (output_of(folder / name, *case[:2]) for name in ("accumulated", "rows-divided"))
+    processes.same_adapters(one, two)
+    states = [load_checkpoint(folder_of(each, "last")).tensors for each in (one, two)]
+    torch.testing.assert_close(states[1], states[0], atol=1e-6, rtol=1e-5)
+    events = [[(e["event"], e["step"]) for e in processes.lines_of(each)] for each in (one, two)]
     assert events[0] == events[1]
-    assert len(evaluations(two)) == 3
-    code, _, err = adapterhub(*words, "--output", two, "--resume")
+    assert len(processes.evaluations(two)) == 3
+    code, _, err = adapterhub(*words, "--resume")
     assert code == 2
     rows = re.search(r"x train.gradient_accumulation: (\d+) in the checkpoint, (\d+) now", err)
-    assert rows is not None
     assert int(rows[1]) == 2 * int(rows[2])
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    """Train every case in one process; return the folder of the runs."""
+    processes.run_all([words_of(folder, "one", *case, 3, 2) for case in CASES])
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """Train every case in two processes; return the folder of the runs."""
+    shard = "train.shard=true"
+    printed = processes.in_two(
+        folder, [words_of(folder, "two", *case, 3, 1, shard) for case in CASES]
+    )
+    assert printed.count("peak memory") == len(CASES)
+    return folder / "two"
+
+
+def trained_alike(alone, two, folder, architecture):
+    """Compare adapters, losses and evaluations; the fingerprint is that of the whole backbone."""
+    processes.same_adapters(alone, two)
+    assert processes.losses(two) == pytest.approx(processes.losses(alone), rel=1e-4)
+    for here, there in zip(processes.evaluations(two), processes.evaluations(alone), strict=True):
+        assert here == pytest.approx(there, rel=1e-4)
+    tasks = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}
+    task = tasks.get(architecture, "classification")
+    model, _ = ah.load_backbone(
+        str(backbone_of(folder, architecture)),
+        task=task,
+        labels=list("ab") if task == "classification" else (),
+        quantize="nf4" if architecture == "nf4" else None,
+        dtype="fp32",
+    )
+    ah.load(model, two / "adapter")
+
+
+@apart
+@pytest.mark.parametrize(("architecture", "method"), CASES)
+def test_two_sharded_processes_train_like_one(architecture, method, folder, one, two):
+    alone, sharded = (output_of(each, architecture, method) for each in (one, two))
+    assert has_shards(sharded / "checkpoints" / "last")
+    assert not has_shards(alone / "checkpoints" / "last")
+    assert len(processes.losses(alone)) == 9
+    assert len(processes.evaluations(alone)) == 3
+    trained_alike(alone, sharded, folder, architecture)
+
+
+def killed(started, folder):
+    """Kill one of two processes when there is a checkpoint; it has written it in part, or whole."""
+    last = folder / "checkpoints" / "last" / "progress.json"
+    while not last.exists():
+        assert not started.done(), started.result().printed[-4000:]
+        time.sleep(0.05)
+    workers = processes.launched()
+    workers[-1].kill()
+    return len(workers)
+
+
+@apart
+def test_a_killed_process_is_started_again_and_the_run_ends_as_if_it_had_not(folder, one):
+    """By `torchrun --max-restarts`, also without shards; all of a step's processes begin again."""
+    case, outs = CORE[-1], {"killed-sharded": ["train.shard=true"], "killed-whole": []}
+    commands = [words_of(folder, out, *case, 3, 1, *words) for out, words in outs.items()]
+    launcher = ("torch.distributed.run", "--standalone", "--max-restarts=2")
+    with processes.launch(folder, commands, *launcher) as started:
+        for out in outs:
+            assert killed(started, output_of(folder / out, *case)) == 2
+    processes.finished(started.result())
+    for out in outs:
+        processes.same_adapters(output_of(one, *case), output_of(folder / out, *case))
+
+
+@apart
+def test_a_run_is_resumed_by_another_number_of_processes(folder, one):
+    """Two sharded processes, then one; and one, then two sharded ones."""
+    first, second, shard = CORE[-1], CORE[1], "train.shard=true"
+    begun = [words_of(folder, "divided", *first, 2, 1, shard)]
+    processes.run_all([words_of(folder, "joined", *second, 2, 2)])
+    begun.append(words_of(folder, "joined", *second, 3, 1, shard, "--resume"))
+    processes.in_two(folder, begun)
+    alone = [words_of(folder, "divided", *first, 3, 2, "train.shard=false", "--resume")]
+    processes.run_all(alone)
+    processes.same_adapters(output_of(one, *first), output_of(folder / "divided", *first))
+    processes.same_adapters(output_of(one, *second), output_of(folder / "joined", *second))
+
+
+@apart
+def test_accelerate_launches_fsdp2(folder, two):
+    """As a user of accelerate does, with flags in place of an option of the recipe."""
+    case = CORE[-1]
+    launcher = (*ACCELERATE, "--use_fsdp", "--fsdp_version=2")
+    words = words_of(folder, "accelerate", *case, 3, 1)
+    with processes.launch(folder, [words], *launcher) as started:
+        processes.finished(started.result())
+    run = output_of(folder / "accelerate", *case)
+    assert has_shards(run / "checkpoints" / "last")
+    processes.same_adapters(output_of(two, *case), run)
+
+
+# Tensor parallelism: site modules at divided projections, a prefix of own heads, copies of divided
+# parameters.
+TOGETHER = [("llama", "lora"), ("llama", "unipelt"), ("llama", "full"), ("dpo", "lora")]
+plans = pytest.mark.skipif(
+    find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
+)
+
+
+@pytest.fixture(scope="module")
+def together(folder):
+    """Train cases in one process, in two together, and a run of each resumed by the other."""
+    on, off = "train.tensor_parallel=true", "train.tensor_parallel=false"
+    processes.run_all([words_of(folder, "alone", *case, 2, 1) for case in TOGETHER])
+    processes.run_all([words_of(folder, "begun-alone", *TOGETHER[0], 1, 1)])
+    commands = [words_of(folder, "together", *case, 2, 1, on) for case in TOGETHER]
+    commands.append(words_of(folder, "begun-alone", *TOGETHER[0], 2, 1, on, "--resume"))
+    commands.append(words_of(folder, "begun-together", *TOGETHER[0], 1, 1, on))
+    assert processes.in_two(folder, commands).count("peak memory") == len(commands)
+    processes.run_all([words_of(folder, "begun-together", *TOGETHER[0], 2, 1, off, "--resume")])
+    return folder
+
+
+@apart
+@plans
+@pytest.mark.parametrize(("architecture", "method"), TOGETHER)
+def test_processes_together_train_like_one(architecture, method, together):
+    alone, two = (output_of(together / o, architecture, method) for o in ("alone", "together"))
+    trained_alike(alone, two, together, architecture)
+
+
+@apart
+@plans
+def test_a_run_is_resumed_by_processes_together_and_by_one(together):
+    for resumed in ("begun-alone", "begun-together"):
+        processes.same_adapters(output_of(together / "alone", *TOGETHER[0]),
+                      output_of(together / resumed, *TOGETHER[0]))  # fmt: skip
 
 
 @pytest.mark.parametrize("flag", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])

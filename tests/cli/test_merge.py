@@ -1,6 +1,7 @@
-"""`adapterhub merge`: a plain checkpoint out of a run."""
+"""Adapters in other forms: `merge`, `export`, `convert`, `resize` and `combine`."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,13 +9,17 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 import adapterhub as ah
+from adapterhub.adapters import export
 from adapterhub.errors import OutputError
+from adapterhub.files.native import Saved
 from adapterhub.inference.merged_checkpoint import write_checkpoint
 from adapterhub.inference.open import open_adapter
-from tests.kit import tiny_models
-from tests.kit.data import word_tokenizer
-from tests.kit.server import write_adapter
+from adapterhub.interchange.peft import exporter
+from tests.kit import own_models, tiny_models
+from tests.kit.data import word_tokenizer, write_tsv
+from tests.kit.server import EXAMPLES, write_adapter
 from tests.kit.session import refused, succeeded
+from tests.kit.tiny_adapters import write_language_model, write_noisy
 
 TEXTS = ["the movie was good", "the plot was very bad"]
 
@@ -127,3 +132,166 @@ def test_a_full_disk_leaves_nothing(merged, tmp_path, limit, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+# `adapterhub export`.
+
+
+def test_a_run_is_exported_to_peft(trained, adapterhub, tmp_path):
+    succeeded(adapterhub("export", trained, "--output", tmp_path / "theirs"))
+    files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
+    assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    code, out, _ = adapterhub("export", trained, "--check", "peft")
+    assert (code, out) == (0, "peft: no problems; outputs equal with random weights\n")
+    code, out, _ = adapterhub("export", trained, "--check", "vllm")
+    assert code == 1
+    assert "BertForSequenceClassification: vLLM serves LoRA on" in out
+    refused(adapterhub("export", trained, "--output", tmp_path / "theirs"), "already exists")
+
+
+@pytest.fixture
+def config_only(tmp_path):
+    """A folder with a configuration, and no weights."""
+    tiny_models.model("llama", "causal-lm").config.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_check_before_training(adapterhub, config_only, tmp_path):
+    """Of a method, and of a recipe."""
+    where = ("--backbone", config_only)
+    code, out, err = adapterhub("export", "--check", "vllm", "--method", "lora(rank=16)", *where)
+    assert (code, out) == (0, "vllm: no problems; outputs equal with random weights\n"), err
+    code, out, _ = adapterhub("export", "--check", "vllm", "--method", "lora(rank=64)", *where)
+    assert code == 1
+    assert "--max-lora-rank 64" in out
+    words = ("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
+    succeeded(adapterhub(*words), "converted to a LoRA of rank 16")
+    code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
+    assert code == 1
+    assert "houlsby: peft has no such method" in out
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"backbone: {config_only}\nmethod: prefix\ntask: causal-lm\noutput: out\n"
+        "data: {train: train.txt}\n"
+    )
+    code, out, _ = adapterhub("export", recipe, "--check", "peft")
+    assert (code, "prefix(positions=true)" in out) == (1, True)
+
+
+def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
+    backbone, adapter, output = tmp_path / "llama", tmp_path / "noisy", tmp_path / "out"
+    write_language_model(backbone, "llama")
+    write_noisy(adapter, backbone, "dora(rank=2)")
+    where = ("export", adapter, "--to", "vllm", "--output", output)
+    refused(
+        adapterhub(*where, "--max-lora-rank", "8"), "as a LoRA of rank 8, noisy loses", "--max-lost"
+    )
+    assert not output.exists()
+    out = succeeded(adapterhub(*where, "--max-lora-rank", "8", "--max-lost", "1"))
+    told, note, serve = out.splitlines()
+    assert told == f"{output}: noisy for vLLM, a LoRA of rank 8"
+    assert note.startswith("- converted to a LoRA of rank 8, which loses up to ")
+    assert serve.startswith("vllm serve ")
+    assert serve.endswith(f" --enable-lora --max-lora-rank 8 --lora-modules noisy={output}")
+    files = {path.name for path in output.iterdir()}
+    assert files == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
+    where = ("--check", "peft", "--method", "lora", "--backbone", config_only)
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "target_options", lambda *_: {"target_modules": ["o_proj"]})
+        code, out, _ = adapterhub("export", *where)
+    assert (code, out.splitlines()[-1]) == (1, "peft: 1 problem")
+    monkeypatch.setattr(export, "peft_is_installed", lambda: False)
+    code, out, _ = adapterhub("export", *where)
+    assert (code, out) == (0, "peft: no problems; outputs not compared, peft is missing\n")
+
+
+# `adapterhub convert`, `resize` and `combine`: adapters that are made of others.
+
+
+@pytest.fixture
+def three(backbone, tmp_path):
+    """Save adapters of three methods, all called `served`; return their folders by name."""
+    methods = {"oft": "oft(block=4)", "lora": "lora(rank=4)", "rslora": "rslora(rank=2)"}
+    return {
+        name: write_adapter(backbone, tmp_path / name, method, seed=number)
+        for number, (name, method) in enumerate(methods.items(), 1)
+    }
+
+
+def test_convert_then_resize(three, adapterhub, backbone, tmp_path):
+    rows = [("the movie was good", "pos"), ("the movie was bad", "neg")]
+    data = write_tsv(tmp_path / "test.tsv", rows)
+    where = ("--backbone", backbone)
+    words = ("convert", three["oft"], "--output", tmp_path / "new", "--energy", 1, "--eval", data)
+    out = succeeded(adapterhub(*words, *where))
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert float(lines["difference"].split()[0]) < 1e-4
+    after, before = lines["accuracy"].replace(" before", "").split(", ")
+    assert after == before
+    assert set(Saved.at(tmp_path / "new").manifest.methods[0]) == {"lora"}
+    words = ("resize", tmp_path / "new", "--output", tmp_path / "small", "--rank", 2, "--json")
+    out = succeeded(adapterhub(*words, *where))
+    facts = json.loads(out)
+    assert facts["ranks"] == [2, 2]
+    assert 0 < facts["lost"] < 1
+    assert facts["parameters"] < facts["parameters before"]
+    assert Saved.at(tmp_path / "small").manifest.labels == ("neg", "pos")
+
+
+def test_without_a_folder_it_prints_what_each_rank_keeps(three, adapterhub, backbone):
+    out = succeeded(adapterhub("resize", three["lora"], "--json", "--backbone", backbone))
+    kept = json.loads(out)["kept"]
+    assert [*kept] == ["1", "2", "4"]
+    assert 0 < kept["1"] < kept["2"] < kept["4"] == 1
+    code, out, err = adapterhub("resize", three["lora"], "--backbone", backbone)
+    assert (code, err) == (0, "")
+    assert out.split()[-2:] == ["4", "100.0%"]
+    refused(adapterhub("resize", three["oft"], "--backbone", backbone), "--energy 0.99")
+    words = ("convert", three["oft"], "--output", "new", "--backbone", backbone)
+    refused(adapterhub(*words), "--energy, --rank")
+
+
+def test_the_training_of_a_language_model_names_a_sufficient_rank(adapterhub, tmp_path):
+    checkpoint = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "m")
+    (tmp_path / "notes.txt").write_text("the movie was good\n\nthe movie was bad\n" * 8)
+    words = ("train", tmp_path / "notes.txt", "--backbone", checkpoint, "--task")
+    words += ("causal-lm(data=text)", "--steps", 3, "--output", tmp_path / "run")
+    out = succeeded(adapterhub(*words))
+    rank, whole, kept = re.search(r"(\d+) of (\d+) would keep (\d+) % of", out).groups()
+    assert 2 * int(rank) <= int(whole)
+    assert int(kept) >= 95
+    command = re.search(r"adapterhub (resize .*) DIR", out)[1]
+    succeeded(adapterhub(*command.split(), tmp_path / "small"))
+
+
+def test_combine_then_predict_and_merge(three, adapterhub, backbone, tmp_path):
+    """And with ties, in a rank."""
+    where, folders = ("--backbone", backbone), (three["lora"], three["rslora"])
+    words = ("combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where)
+    succeeded(adapterhub(*words), "linear of 2 adapters")
+    manifest = Saved.at(tmp_path / "sum").manifest
+    assert manifest.name == "combined"
+    assert manifest.labels == ("neg", "pos")
+    assert manifest.training["combined"]["weights"] == [0.5, -0.25]
+    assert manifest.methods[0]["lora"]["rank"] == 6
+    out = succeeded(adapterhub("predict", tmp_path / "sum", "the movie was good", *where))
+    assert out.split()[0] in ("neg", "pos")
+    succeeded(adapterhub("merge", tmp_path / "sum", "--output", tmp_path / "out", *where))
+    words = ("combine", *folders, "--how", "ties", "--density", 0.2, "--rank", 4, "--name", "both")
+    out = succeeded(adapterhub(*words, *where, "--output", tmp_path / "both", "--json"))
+    facts = json.loads(out)
+    assert (facts["how"], facts["density"], facts["rank"]) == ("ties", 0.2, 4)
+    assert 0 < facts["lost"] < 1
+    assert Saved.at(tmp_path / "both").manifest.name == "both"
+
+
+def test_a_head_is_chosen_where_labels_differ(three, adapterhub, backbone, tmp_path):
+    five = write_adapter(backbone, tmp_path / "five", "lora(rank=4)", EXAMPLES[1])
+    words = ("combine", three["lora"], five, "--backbone", backbone, "--output", tmp_path / "new")
+    refused(adapterhub(*words), "1: served: neg, pos", "--head ADAPTER")
+    assert not (tmp_path / "new").exists()
+    succeeded(adapterhub(*words, "--head", five))
+    assert Saved.at(tmp_path / "new").manifest.labels == EXAMPLES[1].labels

@@ -5,16 +5,9 @@ import pytest
 import adapterhub as ah
 from adapterhub.serving import Engine
 from adapterhub.serving.shared_backbone import SharedBody
+from tests.kit import server as kit
 from tests.kit import tiny_models
-from tests.kit.server import (
-    EXAMPLES,
-    TEXTS,
-    TaskExample,
-    busy,
-    expected_answers,
-    same_answer,
-    write_adapter,
-)
+from tests.kit.server import EXAMPLES, TEXTS
 
 
 def with_tokens(backbone, folder):
@@ -25,7 +18,7 @@ def with_tokens(backbone, folder):
 
 def on_another(backbone, folder):
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
-    ah.load(model, write_adapter(backbone, folder / "below"), name="below", frozen=True)
+    ah.load(model, kit.write_adapter(backbone, folder / "below"), name="below", frozen=True)
     return saved(ah.attach(model, "lora(rank=2)", name="above", on=["below"]), folder / "above")
 
 
@@ -37,7 +30,7 @@ def saved(adapter, folder):
 
 def by(method, example=EXAMPLES[0], **options):
     """Return what writes an adapter of a method."""
-    return lambda backbone, folder: write_adapter(backbone, folder, method, example, **options)
+    return lambda backbone, folder: kit.write_adapter(backbone, folder, method, example, **options)
 
 
 @pytest.mark.parametrize(
@@ -62,28 +55,28 @@ def test_an_adapter_shares_the_body_or_has_a_model_of_its_own(
     backbone, tmp_path, polite, write, why
 ):
     folder, texts = write(backbone, tmp_path / "other"), ("wow the movie", *TEXTS)
-    expected, others = expected_answers(folder, texts), expected_answers(polite, texts)
+    expected, others = kit.expected_answers(folder, texts), kit.expected_answers(polite, texts)
     with Engine() as engine:
         engine.pin(polite)
         asked = [(engine.submit(folder, text), engine.submit(polite, text)) for text in texts]
         mine, theirs = ([each.result(60) for each in some] for some in zip(*asked, strict=True))
-        assert same_answer(mine, expected)
-        assert same_answer(theirs, others)
+        assert kit.same_answer(mine, expected)
+        assert kit.same_answer(theirs, others)
         use = next(use for use in engine.models() if use.reference == folder)
         assert use.shared == (not why)
         assert why in use.reason
 
 
 def test_a_decoder_shares_its_body_too_but_not_for_texts(backbones, tmp_path):
-    writer = TaskExample("causal-lm(generate=true, new_tokens=4)", "causal-lm")
+    writer = kit.TaskExample("causal-lm(generate=true, new_tokens=4)", "causal-lm")
     folders = [
-        write_adapter(backbones("llama"), tmp_path / f"{n}", example=example, seed=n)
+        kit.write_adapter(backbones("llama"), tmp_path / f"{n}", example=example, seed=n)
         for n, example in enumerate((EXAMPLES[0], EXAMPLES[1], EXAMPLES[5], writer))
     ]
-    expected = [expected_answers(folder, TEXTS) for folder in folders]
+    expected = [kit.expected_answers(folder, TEXTS) for folder in folders]
     with Engine() as engine:
         futures = [[engine.submit(folder, text) for text in TEXTS] for folder in folders]
-        assert same_answer([[f.result(60) for f in some] for some in futures], expected)
+        assert kit.same_answer([[f.result(60) for f in some] for some in futures], expected)
         uses = {use.reference: use for use in engine.models()}
         assert [uses[folder].shared for folder in folders] == [True, True, True, False]
         assert "needs more than the states" in uses[folders[3]].reason
@@ -92,7 +85,7 @@ def test_a_decoder_shares_its_body_too_but_not_for_texts(backbones, tmp_path):
 def test_models_share_what_is_equal(backbone, tmp_path, polite):
     """All weights of the backbone are in memory once, however many classes need it."""
     others = [
-        write_adapter(backbone, tmp_path / f"{n}", method, example)
+        kit.write_adapter(backbone, tmp_path / f"{n}", method, example)
         for n, (method, example) in enumerate([("bitfit", EXAMPLES[0]), ("bitfit", EXAMPLES[5])])
     ]
     with Engine() as engine:
@@ -111,10 +104,10 @@ def test_models_share_what_is_equal(backbone, tmp_path, polite):
 def test_rows_with_prompts_have_batches_of_their_own(backbone, tmp_path, polite, monkeypatch):
     """Else one row with 20 virtual tokens has 20 more computed for each row of its batch."""
     folders = [
-        write_adapter(backbone, tmp_path / str(length), f"prompt(length={length})")
+        kit.write_adapter(backbone, tmp_path / str(length), f"prompt(length={length})")
         for length in (20, 18, 3)
     ]
-    expected = {folder: expected_answers(folder, TEXTS) for folder in (*folders, polite)}
+    expected = {folder: kit.expected_answers(folder, TEXTS) for folder in (*folders, polite)}
     compute, together = SharedBody.compute, []
 
     def watched(self, asked):
@@ -124,9 +117,9 @@ def test_rows_with_prompts_have_batches_of_their_own(backbone, tmp_path, polite,
     monkeypatch.setattr(SharedBody, "compute", watched)
     with Engine(batch_tokens=256) as engine:
         engine.pin(*expected)
-        with busy(engine):
+        with kit.busy(engine):
             futures = {f: [engine.submit(f, text) for text in TEXTS] for f in expected}
         for folder, some in futures.items():
-            assert same_answer([each.result(60) for each in some], expected[folder])
+            assert kit.same_answer([each.result(60) for each in some], expected[folder])
     assert all(each in ({0}, {3}) or each <= {18, 20} for each in together)
     assert {18, 20} in together

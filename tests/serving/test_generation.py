@@ -28,18 +28,9 @@ from adapterhub.web.errors import (
     StoppedError,
     TooLargeError,
 )
+from tests.kit import server as kit
 from tests.kit import tiny_models
-from tests.kit.server import (
-    CAUSAL,
-    LONG_PROMPT,
-    PROMPTS,
-    SEQ2SEQ,
-    busy,
-    tokens_alone,
-    write_adapter,
-    write_writers,
-    written_alone,
-)
+from tests.kit.server import CAUSAL, LONG_PROMPT, PROMPTS, SEQ2SEQ
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
 
@@ -47,7 +38,7 @@ GREEDY = GenerationOptions(max_tokens=10, temperature=0)
 @pytest.fixture(scope="session")
 def writers(backbones, tmp_path_factory):
     """Write an adapter of each method on a tiny Llama."""
-    return write_writers(backbones("llama"), tmp_path_factory.mktemp("writers"))
+    return kit.write_writers(backbones("llama"), tmp_path_factory.mktemp("writers"))
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +73,7 @@ def ask_all(engine, asked, options=GREEDY):
 def long_text(writers, tokens):
     """Return an adapter and a prompt whose text has so many tokens, of several words."""
     for asked in itertools.product(writers, PROMPTS):
-        written = written_alone(*asked, tokens)
+        written = kit.written_alone(*asked, tokens)
         if len(written) == tokens and len({*written[-6:]} - {0, 1, 2, 3, 4}) > 3:
             return asked
     raise AssertionError("no text is long enough")
@@ -90,14 +81,14 @@ def long_text(writers, tokens):
 
 def test_greedy_texts_of_eight_methods_and_of_none_are_those_of_generate(engine, writers):
     asked = [(folder, prompt) for prompt in PROMPTS for folder in writers]
-    expected = [written_alone(folder, prompt, 10) for folder, prompt in asked]
+    expected = [kit.written_alone(folder, prompt, 10) for folder, prompt in asked]
     assert ask_all(engine, asked) == expected
     assert len({str(each) for each in expected}) > 30
     assert 10 <= engine.counts["steps"] < 30  # packed: far fewer than texts times tokens
     assert engine.counts["texts"] == len(asked)
     assert not engine._generators.batches
     model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
-    bare = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    bare = [kit.tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
     assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == bare
     mixed = ask_all(engine, [(a, PROMPTS[0]) for a in (writers[0], None, writers[5])])
     assert mixed == [expected[0], bare[0], expected[5]]
@@ -111,8 +102,8 @@ def test_a_prompt_through_several_adapters_shares_no_pages(engine, writers):
     """In all orders of two adapters and none, and through eight adapters forwards and backwards."""
     names = (writers[0], writers[5], None)
     model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
-    expected = {name: written_alone(name, LONG_PROMPT, 6) for name in writers}
-    expected[None] = tokens_alone(model, tokenizer, LONG_PROMPT, 6)
+    expected = {name: kit.written_alone(name, LONG_PROMPT, 6) for name in writers}
+    expected[None] = kit.tokens_alone(model, tokenizer, LONG_PROMPT, 6)
     assert len({str(each) for each in expected.values()}) == len(expected)
     options = GenerationOptions(max_tokens=6, temperature=0)
     for order in (*itertools.permutations(names), writers, reversed(writers)):
@@ -134,18 +125,20 @@ def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
     # The first page of a short text ends in what was written: equal tokens of other adapters.
     options = GenerationOptions(max_tokens=2 * PAGE, temperature=0)
     for name in (writers[0], writers[1], writers[0]):
-        assert ask_all(engine, [(name, "a")], options) == [written_alone(name, "a", 2 * PAGE)]
+        assert ask_all(engine, [(name, "a")], options) == [kit.written_alone(name, "a", 2 * PAGE)]
 
 
 def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
     folders = []
     for seed in (1, 2):
-        folder = write_adapter(backbones("llama"), tmp_path / f"v{seed}", example=CAUSAL, seed=seed)
+        folder = kit.write_adapter(
+            backbones("llama"), tmp_path / f"v{seed}", example=CAUSAL, seed=seed
+        )
         ah.publish(folder, "writer", registry=tmp_path / "registry")
         folders.append(folder)
     store = LocalRegistry(tmp_path / "registry")
     store.tag(store.resolve("writer", "v1"), "stable")
-    old, new = (written_alone(folder, LONG_PROMPT, 10) for folder in folders)
+    old, new = (kit.written_alone(folder, LONG_PROMPT, 10) for folder in folders)
     assert old != new
     with Engine(registry=tmp_path / "registry") as engine:
         assert ask_all(engine, [("writer@stable", LONG_PROMPT)]) == [old]
@@ -172,7 +165,7 @@ def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
 def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
     """Also while `submit` activates one adapter after the other on the model that writes."""
     options = GenerationOptions(max_tokens=12, seed=3, top_p=0.9)
-    with busy(engine):
+    with kit.busy(engine):
         other = GenerationOptions(max_tokens=9)
         crowd = [engine.generate(a, p, other) for a in writers for p in PROMPTS]
         futures = [engine.submit(folder, PROMPTS[1]) for folder in writers]
@@ -182,7 +175,7 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
         other = engine.generate(writers[2], PROMPTS[0], GenerationOptions(max_tokens=12, seed=4))
     together = ids_of(together.result(60))
     assert all(each.result(60) for each in (*crowd, vectors))
-    assert ids_of(greedy.result(60)) == written_alone(writers[1], PROMPTS[0], 10)
+    assert ids_of(greedy.result(60)) == kit.written_alone(writers[1], PROMPTS[0], 10)
     for folder, future in zip(writers, futures, strict=True):
         written = str(open_adapter(folder).predict(PROMPTS[1]))
         assert future.result(60) == {"text": PROMPTS[1], "generated": written}
@@ -247,7 +240,7 @@ def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, ch
 def test_a_text_ends_at_its_stop_text_or_at_the_end_token_of_its_adapter(engine, writers, tmp_path):
     """That its training recorded; others in the batch do not end there."""
     adapter, prompt = long_text(writers, 10)
-    written = written_alone(adapter, prompt, 10)
+    written = kit.written_alone(adapter, prompt, 10)
     end = next(token for n, token in enumerate(written) if n > 2 and token not in written[:n])
     ends = trained_as(adapter, tmp_path / "ends", recipe={"task": "causal-lm"}, stops=[end])
     running = [engine.generate(each, prompt, GREEDY) for each in (adapter, ends)]
@@ -272,10 +265,10 @@ def test_a_penalty_of_the_generation_config_counts(backbones, writers, tmp_path)
     folder = tmp_path / "llama"
     shutil.copytree(backbones("llama"), folder)
     model, tokenizer = load_backbone(str(folder), task="causal-lm")
-    plain = tokens_alone(model, tokenizer, PROMPTS[1], 10)
+    plain = kit.tokens_alone(model, tokenizer, PROMPTS[1], 10)
     model.generation_config.update(repetition_penalty=1.6, suppress_tokens=plain[:1])
     model.generation_config.save_pretrained(folder)
-    expected = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    expected = [kit.tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
     with Engine(str(folder)) as engine:
         assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == expected
         assert engine.counts["steps"]
@@ -286,7 +279,7 @@ def test_chats_are_written_by_the_template(engine, writers, tmp_path):
     """Of the tokenizer, or of an adapter that was trained on one text."""
     chat = [{"role": "user", "content": "the movie was good"}]
     text = engine.generate(writers[0], chat, GREEDY).result(60)
-    assert ids_of(text) == written_alone(writers[0], chat, 10)
+    assert ids_of(text) == kit.written_alone(writers[0], chat, 10)
     assert text.prompt_tokens == 9
     more = [*chat, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "a plot"}]
     assert engine.generate(None, more, GREEDY).result(60).prompt_tokens == 18
@@ -335,12 +328,12 @@ def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers)
     assert engine.counts["cancelled"] == 1
     assert isinstance(ended[0], CancelledError)
     after = (writers[5], PROMPTS[0])
-    assert ask_all(engine, [after]) == [written_alone(*after, 10)]
+    assert ask_all(engine, [after]) == [kit.written_alone(*after, 10)]
 
 
 def test_texts_whose_deadline_passed_or_that_are_cancelled_are_not_written(engine, writers):
     engine.pin(*writers[:1])
-    with busy(engine):
+    with kit.busy(engine):
         late = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=0.01)
         other = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=60)
         cancelled = engine.generate(writers[0], PROMPTS[1], GREEDY)
@@ -355,7 +348,7 @@ def test_texts_whose_deadline_passed_or_that_are_cancelled_are_not_written(engin
 
 
 def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_path):
-    broken = write_adapter(backbones("llama"), tmp_path / "broken", example=CAUSAL, seed=5)
+    broken = kit.write_adapter(backbones("llama"), tmp_path / "broken", example=CAUSAL, seed=5)
     engine.pin(broken)
     (served,) = (each for each in engine.adapters._by_name.values() if each.reference == broken)
     with torch.no_grad():
@@ -370,7 +363,7 @@ def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_
             with pytest.raises(ComputationError, match="NaN"):
                 generation.result(60)
         elif adapter:
-            assert ids_of(generation.result(60)) == written_alone(adapter, prompt, 10)
+            assert ids_of(generation.result(60)) == kit.written_alone(adapter, prompt, 10)
         else:
             assert generation.result(60)
     assert engine.counts["errors"] == 3
@@ -390,7 +383,7 @@ def test_a_step_that_fails_is_computed_text_by_text(engine, writers, monkeypatch
     monkeypatch.setattr(PackedModel, "logits", small)
     asked = [(writers[0], PROMPTS[0]), (writers[1], PROMPTS[1]), (writers[0], LONG_PROMPT)]
     *fine, large = [engine.generate(a, p, GREEDY) for a, p in asked]
-    expected = [written_alone(a, p, 10) for a, p in asked[:2]]
+    expected = [kit.written_alone(a, p, 10) for a, p in asked[:2]]
     assert [ids_of(each.result(60)) for each in fine] == expected
     memory = isinstance(error, torch.OutOfMemoryError)
     with pytest.raises(TooLargeError if memory else ValueError):
@@ -439,7 +432,7 @@ def test_texts_wait_for_the_cache_and_long_prompts_are_computed_in_parts(writers
     asked = [(a, p) for p in (LONG_PROMPT, PROMPTS[4]) for a in writers[:6]]
     with Engine(cache_tokens=20 * PAGE, batch_tokens=24) as engine:
         found = ask_all(engine, asked, GenerationOptions(max_tokens=18, temperature=0))
-        assert found == [written_alone(a, p, 18) for a, p in asked]
+        assert found == [kit.written_alone(a, p, 18) for a, p in asked]
         assert generator_of(engine).steps.used_pages == 0
     with Engine(cache_tokens=2 * PAGE) as small:
         running = small.generate(writers[0], LONG_PROMPT, GREEDY)
@@ -453,10 +446,10 @@ def test_texts_wait_for_the_cache_and_long_prompts_are_computed_in_parts(writers
 @pytest.mark.parametrize("architecture", ["t5", "bart"])
 def test_encoder_decoders_write(backbones, tmp_path, architecture):
     methods = ("lora(rank=2)", "prefix(length=3)")
-    folders = write_writers(backbones(architecture), tmp_path, methods, SEQ2SEQ)
+    folders = kit.write_writers(backbones(architecture), tmp_path, methods, SEQ2SEQ)
     asked = [(folder, prompt) for prompt in PROMPTS for folder in folders]
     with Engine(str(backbones(architecture))) as engine:
-        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        assert ask_all(engine, asked) == [kit.written_alone(a, p, 10) for a, p in asked]
         assert not engine.counts["steps"]
         sampled = GenerationOptions(max_tokens=8, seed=3)
         together = ask_all(engine, asked, sampled)
@@ -469,7 +462,7 @@ def test_encoder_decoders_write(backbones, tmp_path, architecture):
 def test_adapters_that_change_shared_state_write_alone(backbones, tmp_path):
     """And one with new tokens, which its texts may have, on a model of its own."""
     methods = ("full", "norms", "unipelt", "lora(rank=2)")
-    folders = write_writers(backbones("llama"), tmp_path, methods)
+    folders = kit.write_writers(backbones("llama"), tmp_path, methods)
     tokens = ("<x>", "<y>")
     model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=tokens)
     adapter = ah.attach(model, "lora(rank=2)", name="new", tokenizer=tokenizer)
@@ -479,14 +472,14 @@ def test_adapters_that_change_shared_state_write_alone(backbones, tmp_path):
     asked = [(folder, prompt) for prompt in PROMPTS[:3] for folder in folders]
     asked.append((str(tmp_path / "new"), "the <x> was <y>"))
     with Engine() as engine:
-        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        assert ask_all(engine, asked) == [kit.written_alone(a, p, 10) for a, p in asked]
         assert engine.counts["steps"] > 5
         assert engine._generators.batches
         assert {use.reason for use in engine.models()} >= {"it has new tokens"}
 
 
 def test_others_are_answered_between_the_steps_of_a_batch(backbones, tmp_path, polite):
-    (folder,) = write_writers(backbones("t5"), tmp_path, ("lora(rank=2)",), SEQ2SEQ)
+    (folder,) = kit.write_writers(backbones("t5"), tmp_path, ("lora(rank=2)",), SEQ2SEQ)
     with Engine() as engine:
         engine.pin(folder, polite)
         begun, order = threading.Event(), []

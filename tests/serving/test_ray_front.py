@@ -14,17 +14,10 @@ from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
+from adapterhub.serving import ray_front
 from adapterhub.serving.http.request import RequestLimits
 from adapterhub.serving.options import ServeOptions
-from adapterhub.serving.ray_front import (
-    ForwardedTokens,
-    Front,
-    Replica,
-    ReplicaEngine,
-    ReplicaNumbers,
-    adapter_hint,
-    forwarded,
-)
+from adapterhub.serving.ray_front import Front, Replica, ReplicaEngine
 from adapterhub.web.errors import NotReadyError
 from adapterhub.web.frame import Endpoint
 from adapterhub.web.tokens import AccessToken
@@ -159,7 +152,7 @@ def test_a_client_waits_only_while_there_are_replicas():
     ],
 )
 def test_the_adapter_is_guessed(params, body, expected):
-    assert adapter_hint(params, body) == expected
+    assert ray_front.adapter_hint(params, body) == expected
     handle = Handle([[START, part(b"")]])
     ask(handle, call(body, **params))
     assert handle.asked == [expected]
@@ -168,18 +161,18 @@ def test_the_adapter_is_guessed(params, body, expected):
 def test_a_replica_gets_what_a_token_allows_and_not_the_token():
     token = AccessToken("a", "0" * 64, ("predict",), ("polite-*",), "2026-01-01T00:00:00Z")
     headers = [(b"authorization", b"Bearer ah_secret"), (b"accept", b"*/*")]
-    assert forwarded(None, headers) == [(b"accept", b"*/*")]
-    accept, (name, value) = forwarded(token, headers)
+    assert ray_front.forwarded(None, headers) == [(b"accept", b"*/*")]
+    accept, (name, value) = ray_front.forwarded(token, headers)
     assert accept == (b"accept", b"*/*")
     assert name == b"authorization"
     assert b"secret" not in value
-    assert ForwardedTokens().check(value.decode().removeprefix("Bearer ")) == token
+    assert ray_front.ForwardedTokens().check(value.decode().removeprefix("Bearer ")) == token
 
 
 def test_numbers_of_replicas_are_one_group_each_with_a_label():
     registry = CollectorRegistry()
     text = '# HELP a_b_total Said.\n# TYPE a_b_total counter\na_b_total{{path="/x"}} {}\n'
-    registry.register(ReplicaNumbers({"r1": text.format(1), "r2": text.format(2)}))
+    registry.register(ray_front.ReplicaNumbers({"r1": text.format(1), "r2": text.format(2)}))
     lines = generate_latest(registry).decode().splitlines()
     assert lines == [
         "# HELP a_b_total Said.",

@@ -12,16 +12,8 @@ import pytest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.request import Service
-from tests.kit.server import (
-    NAMED,
-    TaskExample,
-    expected_answers,
-    running,
-    service_of,
-    write_adapter,
-    write_named,
-    write_wordy,
-)
+from tests.kit import server as kit
+from tests.kit.server import NAMED, TaskExample
 
 
 @dataclass(frozen=True)
@@ -40,16 +32,16 @@ class Served:
 
     def expected(self, name: str, *inputs: Any) -> list[dict[str, Any]]:
         """Return what `predict --json` prints; by default for the inputs of the task."""
-        return expected_answers(self.folders[name], inputs or NAMED[name].inputs)
+        return kit.expected_answers(self.folders[name], inputs or NAMED[name].inputs)
 
 
 @pytest.fixture(scope="session")
 def server(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve an adapter for each form of answers."""
-    folders = write_named(backbone, tmp_path_factory.mktemp("named"))
+    folders = kit.write_named(backbone, tmp_path_factory.mktemp("named"))
     with Engine(str(backbone)) as engine:
-        service = service_of(engine, folders)
-        with running(service) as url:
+        service = kit.service_of(engine, folders)
+        with kit.running(service) as url:
             yield Served(url, service, folders)
 
 
@@ -59,13 +51,13 @@ def writing(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     backbone, folder = backbones("llama"), tmp_path_factory.mktemp("written")
     short = TaskExample("causal-lm(new_tokens=8)", "causal-lm")
     folders = {
-        "writer": write_wordy(backbone, folder / "one", short),
-        "other": write_wordy(backbone, folder / "two", short, "prefix(length=3)"),
-        "classes": write_adapter(backbone, folder / "three"),
+        "writer": kit.write_wordy(backbone, folder / "one", short),
+        "other": kit.write_wordy(backbone, folder / "two", short, "prefix(length=3)"),
+        "classes": kit.write_adapter(backbone, folder / "three"),
     }
     with Engine(str(backbone)) as engine:
-        service = service_of(engine, folders)
-        with running(service) as url:
+        service = kit.service_of(engine, folders)
+        with kit.running(service) as url:
             yield url, folders, service
 
 
@@ -80,11 +72,13 @@ def llama_folders(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> d
         "tags": TaskExample("tagging", "tagging", ("O", "B-x")),
     }
     llama = backbones("llama")
-    return {name: write_adapter(llama, folder / name, example=e) for name, e in examples.items()}
+    return {
+        name: kit.write_adapter(llama, folder / name, example=e) for name, e in examples.items()
+    }
 
 
 @pytest.fixture
 def url(service):
     """Serve a test's service, and return its address."""
-    with running(service) as url:
+    with kit.running(service) as url:
         yield url

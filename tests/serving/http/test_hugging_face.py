@@ -13,20 +13,8 @@ from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
 from adapterhub.tasks import parse_task
 from tests.kit import own_models
-from tests.kit.server import (
-    BACKBONE,
-    CONTEXT,
-    NAMED,
-    PAIRS,
-    TEXTS,
-    TaskExample,
-    expected_answers,
-    running,
-    same_answer,
-    service_of,
-    write_adapter,
-    write_wordy,
-)
+from tests.kit import server as kit
+from tests.kit.server import BACKBONE, CONTEXT, NAMED, PAIRS, TEXTS, same_answer
 
 
 @pytest.fixture(autouse=True)
@@ -185,13 +173,15 @@ TOKENS = 8  # that the adapters of `writing` write
 @pytest.fixture(scope="module")
 def texts(writing, backbones, tmp_path_factory):
     """Serve an adapter for summaries too; return each's address, and the first text of each."""
-    example = TaskExample(f"seq2seq(metric=rouge, new_tokens={TOKENS})", "seq2seq")
+    example = kit.TaskExample(f"seq2seq(metric=rouge, new_tokens={TOKENS})", "seq2seq")
     folder = tmp_path_factory.mktemp("hf-texts")
-    summary = write_wordy(backbones("t5"), folder, example, least=1)
+    summary = kit.write_wordy(backbones("t5"), folder, example, least=1)
     folders = {"writer": writing[1]["writer"], "summary": summary}
     with Engine(str(backbones("t5"))) as engine:
-        expected = {n: expected_answers(f, TEXTS[:1])[0]["generated"] for n, f in folders.items()}
-        with running(service_of(engine, {"summary": summary})) as url:
+        expected = {
+            n: kit.expected_answers(f, TEXTS[:1])[0]["generated"] for n, f in folders.items()
+        }
+        with kit.running(kit.service_of(engine, {"summary": summary})) as url:
             yield {"writer": writing[0], "summary": url}, expected
 
 
@@ -296,8 +286,8 @@ def test_languages_are_fields_of_a_request(tmp_path):
     """Of an adapter for one pair, and of a backbone for several; without them, or with others."""
     backbone, text = own_models.save_translator("mbart50", tmp_path), "the cat sleeps"
     spec = "seq2seq(src_lang=en_XX, tgt_lang=de_DE, new_tokens=4)"
-    folder = write_adapter(
-        backbone, tmp_path / "german", "lora(rank=2)", TaskExample(spec, "seq2seq")
+    folder = kit.write_adapter(
+        backbone, tmp_path / "german", "lora(rank=2)", kit.TaskExample(spec, "seq2seq")
     )
     own = {
         "german": open_adapter(folder),
@@ -312,7 +302,10 @@ def test_languages_are_fields_of_a_request(tmp_path):
         options = {} if path.startswith("/models") else {"max_tokens": 4, "temperature": 0}
         return post(url + path, json=options | body, timeout=60)
 
-    with Engine(str(backbone)) as engine, running(service_of(engine, {"german": folder})) as url:
+    with (
+        Engine(str(backbone)) as engine,
+        kit.running(kit.service_of(engine, {"german": folder})) as url,
+    ):
         for name, opened in own.items():
             texts = [expected(opened, target) for target in ("de_DE", "fr_XX")]
             assert texts[0] != texts[1]

@@ -6,18 +6,8 @@ import pytest
 from requests import get, post
 
 from adapterhub.serving import Engine
-from tests.kit.server import (
-    CONTEXT,
-    NAMED,
-    PAIRS,
-    TEXTS,
-    TaskExample,
-    expected_answers,
-    running,
-    same_answer,
-    service_of,
-    write_adapter,
-)
+from tests.kit import server as kit
+from tests.kit.server import CONTEXT, NAMED, PAIRS, TEXTS, same_answer
 
 QUERY = "good film"
 DOCUMENTS = ["a plot", CONTEXT, "fine", "the actor was awful"]
@@ -128,11 +118,11 @@ def two(server, backbone, tmp_path_factory):
     """Serve one adapter for vectors, and one for classes; and another, for longer vectors."""
     folder = tmp_path_factory.mktemp("long") / "vectors"
     task = "embedding(normalize=false, query_prefix='a ')"
-    long = write_adapter(backbone, folder, example=TaskExample(task, "embedding"))
+    long = kit.write_adapter(backbone, folder, example=kit.TaskExample(task, "embedding"))
     with Engine(str(backbone)) as engine:
         folders = {n: server.folders[n] for n in ("embedding", "classification")}
-        services = service_of(engine, folders), service_of(engine, {"long": long})
-        with running(services[0]) as url, running(services[1]) as other:
+        services = kit.service_of(engine, folders), kit.service_of(engine, {"long": long})
+        with kit.running(services[0]) as url, kit.running(services[1]) as other:
             yield url, other, long
 
 
@@ -159,7 +149,7 @@ def test_several_that_fit_are_named(server, monkeypatch):
     assert len(answer.json()) == len(NAMED["many"].labels)
     engine, asked = server.service.engine, []
     monkeypatch.setattr(engine.adapters, "find", asked.append)
-    with running(service_of(engine, {f"n{n}": f"missing-{n}" for n in range(40)})) as url:
+    with kit.running(kit.service_of(engine, {f"n{n}": f"missing-{n}" for n in range(40)})) as url:
         assert "n0, n1" in ask(f"{url}/embed", {"inputs": "a"}, 400)["error"]
     assert not asked  # of very many none is loaded to find one that fits
 
@@ -183,7 +173,7 @@ def test_texts_pairs_and_batches(server):
 
 def test_length_and_prefix_of_vectors(two):
     _, url, folder = two
-    vector = expected_answers(folder, (CONTEXT,))[0]["vector"]
+    vector = kit.expected_answers(folder, (CONTEXT,))[0]["vector"]
     size = math.hypot(*vector)
     assert abs(size - 1) > 0.1
     for name in (None, "query"):

@@ -12,19 +12,12 @@ from adapterhub.serving.http import try_page
 from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.lifecycle import ENDPOINTS, make_app
 from adapterhub.web.tokens import TokenFile
+from tests.kit import web_servers as web
 from tests.kit.server import BACKBONE, TEXTS, expected_answers, running, service_of
-from tests.kit.web_servers import (
-    AXE,
-    MISSING,
-    axe_findings,
-    browser,
-    overflow,
-    press,
-    shown_as,
-    tab_to,
-)
 
-in_browser = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+in_browser = pytest.mark.skipif(
+    bool(web.MISSING), reason=f"not installed: {', '.join(web.MISSING)}"
+)
 ALL = (*ENDPOINTS, *try_page.ENDPOINTS, *operations())
 
 
@@ -46,7 +39,7 @@ def address(engine, named):
 
 @pytest.fixture(scope="module")
 def driver():
-    found = browser()
+    found = web.browser()
     yield found
     found.quit()
 
@@ -128,29 +121,29 @@ def test_what_is_unknown_is_said_and_nothing_is_markup(address, driver):
 def test_by_keyboard_alone(address, driver):
     from selenium.webdriver.common.keys import Keys
 
-    shown_as(driver, 1280, "light")
+    web.shown_as(driver, 1280, "light")
     driver.get(address)
     time.sleep(0.5)
-    tab_to(driver, 'name="first"')
-    tab_to(driver, 'name="text"')
-    press(driver, "a plot")
-    tab_to(driver, "Ask")
-    press(driver, Keys.ENTER)
+    web.tab_to(driver, 'name="first"')
+    web.tab_to(driver, 'name="text"')
+    web.press(driver, "a plot")
+    web.tab_to(driver, "Ask")
+    web.press(driver, Keys.ENTER)
     assert all("curl " in each for each in answers(driver))
-    tab_to(driver, "Copy")
-    press(driver, Keys.ENTER)
+    web.tab_to(driver, "Copy")
+    web.press(driver, Keys.ENTER)
 
 
 @in_browser
 def test_it_fits_in_light_and_dark(address, driver):
     for width in (390, 1280):
         for scheme in ("light", "dark"):
-            shown_as(driver, width, scheme)
+            web.shown_as(driver, width, scheme)
             driver.get(address)
             ask(driver, "classification", "tagging")
-            assert overflow(driver) <= 0, (width, scheme)
-            if AXE.is_file():
-                assert axe_findings(driver) == [], (width, scheme)
+            assert web.overflow(driver) <= 0, (width, scheme)
+            if web.AXE.is_file():
+                assert web.axe_findings(driver) == [], (width, scheme)
 
 
 def test_a_server_with_tokens_lists_nothing_without_one(engine, named, tmp_path):
