@@ -16,15 +16,6 @@ from adapterhub.files.signature import read_private_key, read_public_key
 from tests.kit import registries
 
 
-def test_the_same_bytes_are_the_same_version(typed, tmp_path):
-    registries.write_sample(tmp_path / "run" / "adapter", 0)
-    registries.write_sample(tmp_path / "other", 1)
-    assert typed("publish run --name polite").startswith("published polite@v1 for acme/bert-small")
-    assert "polite@v2" in typed("publish ./other --name polite")
-    assert "polite@v1" in typed("publish run --name polite")
-    assert "polite@v3" in typed("publish run --name polite --license mit")
-
-
 @pytest.mark.parametrize(
     ("task", "typed_input"), [("classification", '"a text"'), ("image-to-text", '"a text"')]
 )

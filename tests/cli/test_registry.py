@@ -94,16 +94,6 @@ def test_every_registry_command_prints_json(typed, tmp_path):
     assert "--json" in {name for option in push.params for name in option.opts}
 
 
-def test_sync_finds_the_registry_of_the_lock_file(typed, tmp_path, monkeypatch):
-    registries.write_sample(tmp_path / "run" / "adapter")
-    (tmp_path / "project").mkdir()
-    typed("publish run --name polite --registry project/shared")
-    typed("lock polite --registry project/shared --file project/adapterhub.lock")
-    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "of-another-machine"))
-    restored = typed("sync --file project/adapterhub.lock --to project/adapters")
-    assert restored == "project/adapters: 1 restored, 0 already present\n"
-
-
 def test_tags_are_set_moved_listed_and_removed(polite):
     assert polite("tag polite best --remove") == "removed the tag best, which was v1\n"
     assert polite("tag polite") == "no tag\n"
@@ -117,37 +107,30 @@ def test_tags_are_set_moved_listed_and_removed(polite):
         polite("tag polite none --remove")
 
 
-def test_delete_asks_first(polite):
+def test_delete_asks_first_and_the_answer_decides(polite, monkeypatch):
     with pytest.raises(ConfigError, match="not running in a terminal") as error:
         polite("delete polite@v1")
     assert "try: --yes" in str(error.value)
-    assert polite("delete polite@v1 --yes") == "deleted polite@v1\n"
-    assert json.loads(polite("delete polite@v2 --yes --json")) == {"deleted": "polite@v2"}
-    assert "no adapter in the registry" in polite("list")
-
-
-@pytest.mark.parametrize(("answer", "left"), [("y", False), ("", True)])
-def test_the_answer_decides(polite, monkeypatch, answer, left):
-    asked = []
-
-    def confirm(question, **options):
-        asked.append(question)
-        if not answer:
-            raise SystemExit(0)
-
-    monkeypatch.setattr(delete.click, "confirm", confirm)
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(delete, "sys", SimpleNamespace(stdin=terminal))
+    asked = []
+
+    def refuse(question, **options):
+        asked.append(question)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(delete.click, "confirm", refuse)
     polite("delete polite@v1")
-    assert asked[0].startswith("Delete polite@v1 from ")
-    assert ("polite@v1" in polite("list --all")) == left
-
-
-def test_a_pinned_version_needs_force(polite):
-    polite("lock polite@v1")
+    assert "polite@v1" in polite("list --all")
+    monkeypatch.setattr(delete.click, "confirm", lambda question, **options: asked.append(question))
+    assert polite("delete polite@v1") == "deleted polite@v1\n"
+    assert len(asked) == 2
+    assert all(text.startswith("Delete polite@v1 from ") for text in asked)
+    polite("lock polite@v2")
     with pytest.raises(RegistryError, match="pinned"):
-        polite("delete polite@v1 --yes")
-    polite("delete polite@v1 --yes --force")
+        polite("delete polite@v2 --yes")
+    assert json.loads(polite("delete polite@v2 --yes --force --json")) == {"deleted": "polite@v2"}
+    assert "no adapter in the registry" in polite("list")
 
 
 def test_a_damaged_version_is_found(polite, tmp_path):
@@ -175,7 +158,13 @@ def test_a_registry_that_does_not_exist_is_an_error(polite, tmp_path):
             polite(f"{line} --registry regstry")
 
 
-def test_the_default_registry_may_be_missing(typed, tmp_path, monkeypatch):
+def test_the_default_registry_may_be_missing_and_a_lock_file_names_its_own(
+    typed, tmp_path, monkeypatch
+):
+    registries.write_sample(tmp_path / "run" / "adapter")
+    (tmp_path / "project").mkdir()
+    typed("publish run --name polite --registry project/shared")
+    typed("lock polite --registry project/shared --file project/adapterhub.lock")
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "none-yet"))
     assert "intact" in typed("registry verify")
     assert "0 names" in typed("registry index")
@@ -183,6 +172,8 @@ def test_the_default_registry_may_be_missing(typed, tmp_path, monkeypatch):
     assert "no adapter in the registry" in typed("list")
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         typed("show polite")
+    restored = typed("sync --file project/adapterhub.lock --to project/adapters")
+    assert restored == "project/adapters: 1 restored, 0 already present\n"
     assert not (tmp_path / "none-yet").exists()
 
 

@@ -17,6 +17,7 @@ from adapterhub.recipe.recipe import NAMES, read, recipe_schema
 from tests.kit.compare import problems
 from tests.kit.data import json_lines, write_tsv
 from tests.kit.processes import fork_command
+from tests.kit.runs import forks
 from tests.kit.selection import cases_of
 from tests.kit.session import refused, succeeded
 
@@ -54,8 +55,7 @@ def killed_before_the_eighth_step():
     return counted
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, subtests):
     """One method by default; tests/training has others, without the command line."""
     more = ("train.save_every=2", "train.epochs=3", "train.dropout=true", "train.report=true")

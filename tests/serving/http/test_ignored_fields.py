@@ -79,9 +79,17 @@ def test_what_would_change_a_text_and_is_not_supported(url, path, field):
     answer = ask(url, path, {**BODIES[path], **field})
     assert answer.status == 400, answer.data.decode()
     assert next(iter(field)) in answer.data.decode() or "whatever" in answer.data.decode()
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
+def test_what_changes_nothing_is_accepted(url, path):
     nothing = {"repetition_penalty": 1.0, "min_p": 0, "tool_choice": "none", "store": False,
-               "stop_token_ids": [], "user": "x", "skip_special_tokens": True}  # fmt: skip
-    assert ask(url, path, {**BODIES[path], **nothing}).status == 200
+               "stop_token_ids": [], "user": "x", "skip_special_tokens": True, "n": 1}  # fmt: skip
+    nothing |= {"response_format": {"type": "text"}, "tools": [], "presence_penalty": 0}
+    if path == TEXT_PATH:
+        nothing |= {"best_of": 1, "echo": False}
+    plain, same = (ask(url, path, BODIES[path] | more).json for more in ({}, nothing))
+    assert same["choices"] == plain["choices"]
 
 
 @pytest.mark.parametrize(
