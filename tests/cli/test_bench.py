@@ -20,14 +20,14 @@ from adapterhub.cli import _study
 from adapterhub.cli._study import train_commands
 from adapterhub.training.loading import SharedLoader
 from tests.kit.data import sentences, write_tsv
-from tests.kit.session import home_in, refused, succeeded
+from tests.kit.session import home_in, succeeded
 from tests.kit.studies import made_records
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 
 
-def study_words(backbone, folder):
-    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(120))]
+def study_words(backbone, folder, count=120):
+    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(count))]
     source = write_tsv(folder / "mine.tsv", rows)
     return ("--backbone", backbone, "--train", source, "--output", folder / "study", "dtype=fp32")
 
@@ -76,13 +76,11 @@ def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub
 
 
 def test_a_shard_ends_with_a_code_of_its_own_until_all_is_done(adapterhub, words, tmp_path):
-    small = (*SMALL, "--quiet")
-    codes = [adapterhub("bench", *words, *small, "--shard", f"{number}/2") for number in (1, 2)]
-    records = len(list((tmp_path / "study" / "records").glob("*.json")))
-    assert records == 2
-    assert codes[1][0] == 0, codes[1]
-    first_had_all = "left to other shards" not in codes[0][1]
-    assert codes[0][0] == (0 if first_had_all else 3)
+    shards = ("--quiet", "--shard")
+    first, last = (adapterhub("bench", *words, *SMALL, *shards, f"{n}/2") for n in (1, 2))
+    assert len(list((tmp_path / "study" / "records").glob("*.json"))) == 2
+    assert last[0] == 0, last
+    assert first[0] == (3 if "left to other shards" in first[1] else 0)
 
 
 def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
@@ -104,12 +102,6 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
     succeeded(adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
                               "--ray-address", "host:1"))  # fmt: skip
     assert calls == [(True, 2, "host:1"), "stopped"]
-
-
-def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
-    methods = ("--methods", "lora(sites=[nowhere])", "--rates", "1", "--seeds", "1", "--steps", "2")
-    refused(adapterhub("bench", *words, *methods), "no tested run", "no such site")
-    assert len(list((tmp_path / "study" / "records").glob("*.json"))) == 1
 
 
 BEST = "lora(rank=2)"
@@ -155,7 +147,6 @@ def test_after_short_runs_of_a_budget_nothing_is_recommended(study, tmp_path, ro
     assert (advice.method, advice.candidate, advice.best) == (None, BEST, BEST)
     assert f"80 steps, where adapterhub train takes {usual}" in " ".join(advice.reasons)
     assert "budget of about 38 min" in " ".join(advice.reasons)  # 4.7 times as many steps
-    assert not advice.reasons[0].startswith("Take")
     assert "--lr" not in line
 
 
@@ -188,9 +179,7 @@ def test_which_winners_have_a_command(study, tmp_path):
 @pytest.fixture
 def texts(backbone, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
-    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(60))]
-    source = write_tsv(tmp_path / "mine.tsv", rows)
-    return "--backbone", backbone, "--train", source
+    return study_words(backbone, tmp_path, 60)[:4]
 
 
 @pytest.fixture

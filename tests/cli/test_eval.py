@@ -31,9 +31,8 @@ def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_pa
 @pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
 def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method):
     folder = write_adapter(backbones("llama"), tmp_path / "tuned", method, CAUSAL)
-    file = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"the {word} was", "completion": "very good"} for word in ("movie", "plot")]
-    write_json_lines(file, rows * 4)
+    file = write_json_lines(tmp_path / "rows.jsonl", rows * 4)
     words = ("--data", file, "--text", "prompt", "--label", "completion")
     place = ("--backbone", backbones("llama"))
     line, task = ("eval", folder, *words, *place), ("--task", "causal-lm")
@@ -46,9 +45,8 @@ def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method
     assert both["loss"] != pytest.approx(bare["loss"], rel=1e-3)
     assert both["difference"]["score"]
     succeeded(adapterhub(*line, "--against-backbone"), "tuned - backbone: ")
-    refused(
-        adapterhub("eval", *place, *task, *words, "--against-backbone"), "no adapter to compare"
-    )
+    bare = ("eval", *place, *task, *words)
+    refused(adapterhub(*bare, "--against-backbone"), "no adapter to compare")
 
 
 @pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
@@ -112,7 +110,7 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(
     kind, train, trained, trained_once, adapterhub, tmp_path
 ):
     test = write_tsv(tmp_path / "test.tsv", sentences(90)[64:]) if kind == "file" else 0.25
-    again, run = tmp_path / "again" / "tested", tmp_path / "tested"
+    run = tmp_path / "tested"
     code, out, err = train("--test", test, "train.epochs=2", "train.report=true", output=run)
     assert code == 0, err
     assert PICKED in trained_once[1].stdout
@@ -128,33 +126,23 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(
     for text in shown:
         assert re.search(rf"\d{TO}[\d.]+, n = {rows}", text), text
         assert re.search(rf"\d{TO}[\d.]+, n = 22", text), text
-    if kind == "share":
-        return
-    assert PICKED not in train("train.epochs=1", output=tmp_path / "once")[1]
-    # The run that is resumed at its end, and one anew, end with the same bytes.
-    manifest = (run / "adapter" / "adapter.json").read_bytes()
-    resumed = train("--test", test, "train.epochs=2", "train.report=true", "--resume", output=run)
-    assert resumed[0] == 0, resumed[2]
-    assert (run / "adapter" / "adapter.json").read_bytes() == manifest
-    train("--test", test, "train.epochs=2", "train.report=true", output=again)
-    assert (again / "adapter" / "adapter.json").read_bytes() == manifest
-    tensors = [(f / "adapter" / "adapter.safetensors").read_bytes() for f in (run, trained)]
-    assert tensors[0] == tensors[1], "what trains and what is evaluated are as without it"
+    if kind == "file":
+        assert PICKED not in train("train.epochs=1", output=tmp_path / "once")[1]
+        tensors = [(f / "adapter/adapter.safetensors").read_bytes() for f in (run, trained)]
+        assert tensors[0] == tensors[1], "what trains and what is evaluated are as without it"
 
 
 def test_eval_has_intervals_also_in_json_and_in_ascii(adapterhub, trained, tmp_path, monkeypatch):
     few = write_tsv(tmp_path / "few.tsv", [("the film was good", "pos"), ("a good film", "pos")])
     code, out, err = adapterhub("eval", trained, "--data", few)
     assert code == 0, err
-    assert re.search(
-        rf"^accuracy +[01]\.0000 \(0\.\d\d{TO}[01]\.\d\d, n = 2\)$", out, re.MULTILINE
-    ), out
+    pattern = rf"^accuracy +[01]\.0000 \(0\.\d\d{TO}[01]\.\d\d, n = 2\)$"
+    assert re.search(pattern, out, re.MULTILINE), out
     assert "2 evaluation rows: the scores are uncertain; evaluate on more" in err
     assert "all 2 evaluation rows are of one class, 'pos'" in err
     monkeypatch.setattr("adapterhub.cli._format._can_print", str.isascii)
-    assert re.search(
-        r"\(0\.\d\d-[01]\.\d\d, n = 2\)", adapterhub("eval", trained, "--data", few)[1]
-    )
+    _, out, _ = adapterhub("eval", trained, "--data", few)
+    assert re.search(r"\(0\.\d\d-[01]\.\d\d, n = 2\)", out)
     found = json.loads(adapterhub("eval", trained, "--data", few, "--json")[1])
     low, high = found["intervals"]["accuracy"]
     assert low <= found["accuracy"] <= high + 1e-9

@@ -15,11 +15,6 @@ peft = pytest.importorskip("peft")
 from tests.kit.peers import outputs  # noqa: E402
 from tests.kit.session import refused, succeeded  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-
 
 def save_with_peft(backbone, folder, outputs_=3):
     """Save a LoRA of peft, with random weights, for the backbone in a folder."""
@@ -37,7 +32,7 @@ def save_with_peft(backbone, folder, outputs_=3):
     return model
 
 
-def test_import_then_use_and_export_again(adapterhub, backbone, tmp_path):
+def test_an_imported_adapter_computes_the_same_with_other_labels(adapterhub, backbone, tmp_path):
     model = save_with_peft(backbone, tmp_path / "theirs")
     code, out, err = adapterhub(
         "import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours",
@@ -50,16 +45,6 @@ def test_import_then_use_and_export_again(adapterhub, backbone, tmp_path):
     adapter = ah.load(ours, tmp_path / "ours")
     assert adapter.labels == ("ham", "eggs", "spam")
     torch.testing.assert_close(outputs(ours), outputs(model), atol=5e-6, rtol=1e-5)
-    words = ("export", tmp_path / "ours", "--backbone", backbone, "--output", tmp_path / "back")
-    succeeded(adapterhub(*words))
-    config = json.loads((tmp_path / "back" / "adapter_config.json").read_text(encoding="utf-8"))
-    assert sorted(config["target_modules"]) == ["query", "value"]
-    assert "eggs" in (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
-    from transformers import AutoModelForSequenceClassification
-
-    fresh = AutoModelForSequenceClassification.from_pretrained(backbone, num_labels=3)
-    again = peft.PeftModel.from_pretrained(fresh, tmp_path / "back")
-    torch.testing.assert_close(outputs(again), outputs(model), atol=5e-6, rtol=1e-5)
 
 
 def test_an_imported_language_model_is_exported_and_used_without_its_task(

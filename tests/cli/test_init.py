@@ -13,12 +13,10 @@ from pathlib import Path
 
 import click
 import pytest
-from rich.console import Console
 
 from adapterhub import cli
-from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, OTHER_FLAGS, OTHER_WORDS, _format, group
-from adapterhub.cli._format import bytes_text, print_table, seconds_text, sparkline
-from adapterhub.files.shown_table import ShownTable
+from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, OTHER_FLAGS, OTHER_WORDS, group
+from adapterhub.cli._format import bytes_text, seconds_text, sparkline
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
 from tests.kit.session import refused, succeeded
@@ -34,13 +32,10 @@ def seconds_of_children():
     return times.children_user + times.children_system
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import adapterhub",
-        "import sys; sys.argv=['adapterhub','--help']; from adapterhub.cli import main; main()",
-    ],
-)
+HELP = "import sys; sys.argv=['adapterhub','--help']; from adapterhub.cli import main; main()"
+
+
+@pytest.mark.parametrize("code", ["import adapterhub", HELP])
 def test_import_and_help_are_fast_and_do_not_load_torch(code):
     report = "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
     words = [sys.executable, "-c", f"import sys, atexit; {report}; {code}"]
@@ -166,30 +161,6 @@ def test_bytes_and_durations():
     assert {size: bytes_text(size) for size in sizes} == sizes
     assert seconds_text(59.4) == "59.4 s"
     assert seconds_text(75.2) == "1 min 15 s"
-
-
-def table() -> ShownTable:
-    columns = ("adapter", "task", "size")
-    return ShownTable(columns, [("polite@v1", "classification", "318 kB")], numbers=True)
-
-
-@pytest.mark.parametrize(("width", "missing"), [(80, []), (36, ["size"]), (20, ["size", "task"])])
-def test_a_narrow_terminal_leaves_out_optional_columns(monkeypatch, width, missing):
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=width, no_color=True)
-    monkeypatch.setattr(_format, "Console", lambda **_: terminal)
-    print_table(table(), ("size", "task"))
-    text = terminal.file.getvalue()
-    assert "polite@v1" in text
-    cells = {"size": "318 kB", "task": "classification"}
-    assert [name for name, cell in cells.items() if cell not in text] == missing
-    assert ("not shown:" in text) == bool(missing)
-
-
-def test_a_pipe_gets_every_column_without_frames(capsys):
-    print_table(table(), ("size", "task"))
-    text = capsys.readouterr().out
-    assert all(cell in text for cell in ("polite@v1", "classification", "318 kB"))
-    assert "\u2502" not in text
 
 
 def test_a_sparkline_goes_from_the_least_to_the_greatest_and_averages_many_values(monkeypatch):

@@ -49,14 +49,14 @@ def test_a_good_one_that_is_here_is_chosen_else_the_smallest(cache):
     assert default_backbone("tagging")[0] == MINILM
 
 
-@pytest.mark.parametrize("architecture", sorted(tiny_models.MATRIX))
-def test_the_kind_of_a_checkpoint_is_found(architecture, cache, backbones):
-    model = tiny_models.model(architecture, task="features").config
-    assert find._kind({"architectures": [f"{type(model).__name__[:-6]}Model"]}) != ""
+def test_the_kind_of_a_checkpoint_is_found():
+    for architecture in tiny_models.MATRIX:
+        config = type(tiny_models.model(architecture, task="features").config).__name__
+        assert find._kind({"architectures": [f"{config[:-6]}Model"]}), architecture
 
 
 def test_what_cannot_be_read_is_not_listed(cache, tmp_path):
-    texts = ("", "[]", "{", '{"architectures": 3}', '{"architectures": [[]]}')
+    texts = ("", "[]", '{"architectures": 3}', '{"architectures": [[]]}')
     for number, text in enumerate(texts):
         cache(f"acme/m{number}", "x")
         (tmp_path / f"models--acme--m{number}/snapshots/0123/config.json").write_text(text)
@@ -156,10 +156,8 @@ def test_a_draft_is_a_row_for_family_that_must_fit(adapterhub, persimmon, tmp_pa
     source = succeeded(adapterhub("inspect", persimmon, "--draft-family", "--python"))
     assert eval(source, {"Family": Family, "Stack": Stack}) == read_family(yaml.safe_load(draft))
     row.write_text(draft.replace("mlp.dense_h_to_4h", "mlp.dense_h_to_4"))
-    refused(
-        adapterhub("inspect", persimmon, "--family", row),
-        "decoder.ffn.up: 'mlp.dense_h_to_4'; did you mean 'mlp.dense_h_to_4h'",
-    )
+    near = "decoder.ffn.up: 'mlp.dense_h_to_4'; did you mean 'mlp.dense_h_to_4h'"
+    refused(adapterhub("inspect", persimmon, "--family", row), near)
 
 
 def test_a_run_with_a_row_is_opened_without_it(adapterhub, persimmon, tmp_path):
@@ -172,9 +170,8 @@ def test_a_run_with_a_row_is_opened_without_it(adapterhub, persimmon, tmp_path):
     refused(adapterhub("train", *words), "attn.v")
     succeeded(adapterhub("train", *words, "--family", row))
     row.unlink()
-    assert yaml.safe_load((run / "recipe.yaml").read_text())["family"]["model_types"] == [
-        "persimmon"
-    ]
+    family = yaml.safe_load((run / "recipe.yaml").read_text())["family"]
+    assert family["model_types"] == ["persimmon"]
     out = succeeded(adapterhub("predict", run, "good film"))
     assert out.split("\t")[0].split()[0] in ("yes", "no")
     assert adapterhub("merge", run, "--output", tmp_path / "merged")[0] == 0
@@ -256,11 +253,7 @@ def test_a_row_is_for_transformers_and_diffusers_are_needed(adapterhub, saved, m
     for words in (["--draft-family"], ["--family", "row.yaml"]):
         refused(adapterhub("inspect", saved, *words), f"{words[0]} is for models of transformers")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused(
-        adapterhub("inspect", saved),
-        "a pipeline or a model of diffusers needs diffusers, which is not installed",
-        'pip install "adapterhub[diffusers]"',
-    )
+    refused(adapterhub("inspect", saved), 'pip install "adapterhub[diffusers]"')
 
 
 PARTLESS = {"unet": [None, None], "text_encoder": [None, None]}
@@ -288,9 +281,9 @@ def test_a_folder_of_another_content_is_refused(adapterhub, folder, file, fields
         path.write_text(fields)
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    code, out, err = adapterhub("inspect", folder)
-    refused((code, out, err), said)
-    assert "\x1b" not in out + err
+    result = adapterhub("inspect", folder)
+    refused(result, said)
+    assert "\x1b" not in "".join(result[1:])
 
 
 def test_adapters_on_a_pipeline_are_compared(adapterhub, tmp_path):

@@ -26,14 +26,12 @@ TEXTS = ["the movie was good", "the plot was very bad"]
 
 @pytest.fixture
 def saved(backbone, tmp_path):
-    """Makes the folder of an adapter of the tiny backbone."""
-    return lambda method=("lora", "norms"): write_adapter(
-        backbone, tmp_path / "adapter", [*method] if isinstance(method, tuple) else method
-    )
+    """The folder of an adapter of the tiny backbone."""
+    return write_adapter(backbone, tmp_path / "adapter", ["lora", "norms"])
 
 
 def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, backbone, tmp_path):
-    out, folder = tmp_path / "new" / "merged", saved()
+    out, folder = tmp_path / "new" / "merged", saved
     text = succeeded(adapterhub("merge", folder, "--output", out, "--backbone", backbone))
     assert [line.split()[0] for line in text.splitlines()[1:3]] == ["merged", "reloaded"]
     assert text.count("max |difference|") == 2
@@ -53,23 +51,11 @@ def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, b
     assert sorted(p.name for p in out.parent.iterdir()) == ["merged"]
 
 
-def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path):
-    out = tmp_path / "merged"
-    where = ("--output", out, "--backbone", backbone)
-    text = succeeded(adapterhub("merge", saved(), *where, "--base-dtype", "fp16", "--json"))
-    facts = json.loads(text)
-    assert 0 < facts["merged"]["logits"] <= facts["tolerance"]["logits"]
-    assert facts["loaded again"] == facts["merged"]
-    model = AutoModelForSequenceClassification.from_pretrained(out)
-    assert model.dtype == torch.float16
-    assert AutoTokenizer.from_pretrained(out)(TEXTS[0])["input_ids"]
-
-
 def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, monkeypatch):
     place = tmp_path / "place"
     place.mkdir()
     where = ("--output", place / "out", "--backbone", backbone)
-    arguments = ("merge", saved(), *where, "--base-dtype", "bf16")
+    arguments = ("merge", saved, *where, "--base-dtype", "bf16")
     refused(adapterhub(*arguments, "--tolerance", "1e-9"), "max |difference|")
     with monkeypatch.context() as patch:
 
@@ -96,9 +82,9 @@ def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, m
     assert [path.name for path in (place / "out").iterdir()] == ["mine.txt"]
 
 
-def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, tmp_path):
-    where = ("--output", tmp_path / "out", "--backbone", backbone)
-    words = ("merge", saved("mam"), *where)
+def test_methods_that_cannot_be_merged_are_listed(adapterhub, backbone, tmp_path):
+    saved = write_adapter(backbone, tmp_path / "mam", "mam")
+    words = ("merge", saved, "--output", tmp_path / "out", "--backbone", backbone)
     refused(adapterhub(*words), "prefix at encoder.attn.kv", "scaled-parallel at encoder.ffn")
     assert not (tmp_path / "out").exists()
 
@@ -182,19 +168,16 @@ def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
     backbone, adapter, output = tmp_path / "llama", tmp_path / "noisy", tmp_path / "out"
     write_language_model(backbone, "llama")
     write_noisy(adapter, backbone, "dora(rank=2)")
-    where = ("export", adapter, "--to", "vllm", "--output", output)
-    refused(
-        adapterhub(*where, "--max-lora-rank", "8"), "as a LoRA of rank 8, noisy loses", "--max-lost"
-    )
+    words = ("export", adapter, "--to", "vllm", "--output", output, "--max-lora-rank", "8")
+    refused(adapterhub(*words), "as a LoRA of rank 8, noisy loses", "--max-lost")
     assert not output.exists()
-    out = succeeded(adapterhub(*where, "--max-lora-rank", "8", "--max-lost", "1"))
+    out = succeeded(adapterhub(*words, "--max-lost", "1"))
     told, note, serve = out.splitlines()
     assert told == f"{output}: noisy for vLLM, a LoRA of rank 8"
     assert note.startswith("- converted to a LoRA of rank 8, which loses up to ")
     assert serve.startswith("vllm serve ")
     assert serve.endswith(f" --enable-lora --max-lora-rank 8 --lora-modules noisy={output}")
-    files = {path.name for path in output.iterdir()}
-    assert files == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert len(list(output.iterdir())) == 3
 
 
 def test_check_compares_outputs(adapterhub, config_only, monkeypatch):

@@ -19,16 +19,6 @@ def words_of(text):
     return " ".join(text.split())
 
 
-def test_all_options_of_a_recipe_are_listed(adapterhub):
-    texts = ("text; required", "adapterhub recipe > recipe.yaml")
-    out = succeeded(adapterhub("options"), *texts)
-    assert max(map(len, out.splitlines())) <= 80
-    for prefix, cls in (("data.", DataOptions), ("train.", TrainOptions)):
-        for option in options_of(cls):
-            assert f"  {prefix}{option.name} " in out
-            assert words_of(help_in_words(option)[0]) in words_of(out)
-
-
 def test_methods_and_tasks_are_listed(adapterhub):
     for command, registry, text in (
         ("methods", METHODS, "2106.09685"),
@@ -40,12 +30,16 @@ def test_methods_and_tasks_are_listed(adapterhub):
 
 @pytest.mark.parametrize("name", sorted([*METHODS, *TASKS, "train", "data", "recipe"]))
 def test_each_name_has_its_options_in_80_columns_in_any_case(name, adapterhub):
-    cls = METHODS.get(name) or TASKS.get(name)
+    of_recipes = {"train": TrainOptions, "data": DataOptions}
+    cls = METHODS.get(name) or TASKS.get(name) or of_recipes.get(name)
     out = succeeded(adapterhub("options", name))
     assert out.startswith(name)
     assert max(map(len, out.splitlines())) <= 80
-    assert all(f"  {option.name} " in out for option in (options_of(cls) if cls else ()))
-    if cls:
+    prefix = f"{name}." if name in of_recipes else ""
+    for option in options_of(cls) if cls else ():
+        assert f"  {prefix}{option.name} " in out
+        assert words_of(help_in_words(option)[0]) in words_of(out)
+    if cls and not prefix:
         assert adapterhub("options", name.upper())[1] == out
         command = "methods" if name in METHODS else "tasks"
         assert adapterhub(command, name.replace("-", "_").title())[1] == out
@@ -61,14 +55,8 @@ def test_a_task_is_shown_by_any_of_its_names_and_none_means_two_things(adapterhu
 @pytest.mark.parametrize(
     ("word", "option"),
     [
-        ("lr", "train.learning_rate"),
-        ("LR", "train.learning_rate"),
-        ("train.lr", "train.learning_rate"),
-        ("Train.LR", "train.learning_rate"),
-        ("learning_rate", "train.learning_rate"),
-        ("learning-rate", "train.learning_rate"),
+        *((word, "train.learning_rate") for word in ("LR", "train.lr", "learning-rate")),
         ("Train.Max-Steps", "train.max_steps"),
-        ("Data.Text", "data.text"),
         ("METHOD", "method"),
     ],
 )
@@ -81,23 +69,20 @@ def test_an_option_is_found_by_any_of_its_names(word, option, adapterhub):
     assert NAMES.normal_form({section: {inner: 3}} if section else {word: 3}) == expected
 
 
-@pytest.mark.parametrize("name", ["LoRA", "Lora", "LORA"])
-def test_specs_are_read_in_any_case(name, adapterhub):
-    assert spec_options(name) == spec_options([name]) == spec_options({name: {}})
-    assert spec_options(f"BitFit, {name}(Rank=4)") == spec_options(["bitfit", "lora(rank=4)"])
-    assert adapterhub("recipe", name, "Seq2Seq")[0] == 0
+def test_specs_are_read_in_any_case(adapterhub):
+    assert spec_options("LoRA") == spec_options(["Lora"]) == spec_options({"LORA": {}})
+    assert spec_options("BitFit, LoRA(Rank=4)") == spec_options(["bitfit", "lora(rank=4)"])
+    assert adapterhub("recipe", "LoRA", "Seq2Seq")[0] == 0
     task = parse_task("Classification(Class-Weights=balanced)")
     assert task == parse_task({"classification": {"class_weights": "balanced"}})
     with pytest.raises(ConfigError, match="given twice"):
-        spec_options(f"{name}(rank=3, Rank=4)")
+        spec_options("lora(rank=3, Rank=4)")
 
 
 def test_json(adapterhub):
     train, lora = json.loads(succeeded(adapterhub("options", "train", "lora", "--json"))).values()
     (every,) = (option for option in train if option["name"] == "train.log_every")
-    assert every | {"help": ""} == {
-        "name": "train.log_every", "type": "int", "default": 10, "help": ""
-    }  # fmt: skip
+    assert (every["type"], every["default"], bool(every["help"])) == ("int", 10, True)
     assert "rank" in [option["name"] for option in lora]
 
 

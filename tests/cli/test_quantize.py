@@ -45,16 +45,14 @@ def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
     succeeded(adapterhub(*merged), "max |difference|")
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
-    out_folder = tmp_path / "again"
-    again = ("merge", tmp_path / "run", "--output", out_folder, "--requantize")
+    again = ("merge", tmp_path / "run", "--output", tmp_path / "again", "--requantize")
     refused(adapterhub(*again, "--base-dtype", "bf16"), "one of the two")
     out = succeeded(adapterhub(*again))
     first, merged, loaded, _ = out.splitlines()
     assert first.endswith(", nf4")
     assert "max |difference|" in merged
-    assert "largest value" in merged
     assert loaded.startswith("reloaded")
-    model = AutoModelForSequenceClassification.from_pretrained(out_folder)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again")
     assert type(model.bert.encoder.layer[0].output.dense).__name__ == "Linear4bit"
 
 
@@ -136,33 +134,31 @@ def test_a_quantized_backbone_computes_in_fp32_on_a_slow_processor(
     assert products.found == set()
 
 
-@pytest.mark.parametrize("word", ["dtype=bf16", "train.mixed_precision=bf16"])
-def test_bf16_that_is_asked_for_stays_with_a_note(train, word, slow_in_bf16):
+def test_bf16_that_is_asked_for_stays_with_a_note(train, slow_in_bf16, tmp_path):
     slow_in_bf16()
-    code, _, err = train(word, "train.max_steps=1")
-    assert code == 0, err
-    assert "90 times as long in bf16 as in fp32" in err
+    for word in ("dtype=bf16", "train.mixed_precision=bf16"):
+        code, _, err = train(word, "train.max_steps=1", output=tmp_path / word)
+        assert (code, "90 times as long in bf16 as in fp32" in err) == (0, True), err
 
 
 def test_a_method_that_trains_whole_weights_is_refused(train, tmp_path):
-    code, _, err = train("--method", "full", "--quantize", "int8")
-    assert code == 2
-    assert "quantized" in err
-    assert "lora" in err.split("one of the methods that fit")[1]
+    result = train("--method", "full", "--quantize", "int8")
+    refused(result, "quantized")
+    assert "lora" in result[2].split("one of the methods that fit")[1]
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("precision", ["dtype=fp32", "dtype=bf16", *KINDS])
 def test_the_planned_memory_of_weights_is_what_they_take(precision, data, backbone, tmp_path):
-    tiny_models.model("bert", "features", hidden_size=128, intermediate_size=256).save_pretrained(
-        tmp_path / "wide"
-    )
-    AutoTokenizer.from_pretrained(backbone).save_pretrained(tmp_path / "wide")
+    wide = tmp_path / "wide"
+    model = tiny_models.model("bert", "features", hidden_size=128, intermediate_size=256)
+    model.save_pretrained(wide)
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(wide)
     word = precision if "=" in precision else f"quantize={precision}"
-    where = [f"backbone={tmp_path / 'wide'}", f"data.train={data[0]}", f"data.eval={data[1]}"]
+    where = [f"backbone={wide}", f"data.train={data[0]}", f"data.eval={data[1]}"]
     ready = prepare(read(None, [*where, f"output={tmp_path / 'run'}", word]))
     predicted = plan_of(ready)
-    plain, _ = ah.load_backbone(str(tmp_path / "wide"), task="classification", labels=["n", "y"])
+    plain, _ = ah.load_backbone(str(wide), task="classification", labels=["n", "y"])
     assert predicted.backbone == sum(
         p.numel() for n, p in plain.named_parameters() if not n.startswith("classifier")
     )

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.kit.data import sentences, write_tsv
 from tests.kit.session import refused, succeeded
 
 # `run` is the folder of a trained classifier, B a backbone; beside it are data and these files.
@@ -57,7 +58,6 @@ SHORT = {
         ("TRAIN --task clasification", ("'clasification'", "'classification'")),
         ("TRAIN --task regression", "not a number"),
         ("TRAIN --text txet", ("'txet'", "'text'")),
-        ("TRAIN --label lable", ("'lable'", "'label'")),
         ("TRAIN --train nowhere.tsv", "nowhere.tsv"),
         ("TRAIN --train no-rows.tsv", "no rows"),
         ("TRAIN --train empty.tsv", "empty"),
@@ -65,34 +65,25 @@ SHORT = {
         ("TRAIN --train no-label.tsv", "label is empty"),
         ("TRAIN --eval other.tsv", ("'mixed'", "training data lacks")),
         ("TRAIN --retain dev.tsv", "the head that is trained"),
-        ("TRAIN --retain none.csv", "none.csv"),
         ("train bad.yaml", ("backbon", "'backbone'")),
         ("train r.yaml r.json", "more than one recipe"),
         ("train train.tvs --backbone B", "did you mean 'train.tsv'"),
-        ("train lroa", "no such file: 'lroa'"),
         ("TRAIN --backbone ./nowhere", ("./nowhere", "a folder, or a Hub id")),
         ("TRAIN --learning-rate 1", "no such flag: --learning-rate; type --lr VALUE"),
-        ("TRAIN --train.lr=1", "no such flag: --train.lr; type --lr VALUE"),
         ("TRAIN --LR 1", "--lr"),
-        ("TRAIN --num-train-epochs 1", "type --epochs VALUE"),
-        ("TRAIN --Epochs 1", "--epochs"),
         ("TRAIN --schedule cosine", "type train.schedule=VALUE"),
         ("TRAIN --lora-r 8", "try method='lora(rank=8)'"),
         ("TRAIN --bach-size 8", ("Did you mean", "'--batch-size'")),
         ("TRAIN --epochs many", "'many' is not a valid integer"),
         ("TRAIN --test 1.5", ("data.test is 1.5", "between 0 and 1", "--test 0.1")),
-        ("TRAIN --test -1", ("data.test is -1", "--test FILE")),
-        ("TRAIN --test nowhere.tsv", ("no such file", "nowhere.tsv")),
         ("TRAIN --test 0.1 data.stream=true --steps 2 --task classification",
          ("data.test=0.1", "data.stream=true", "--test FILE")),
         ("TRAIN --sweep method=lora,lara --steps 2", ("lara", "lora")),
-        ("TRAIN --sweep metod=lora --steps 2", ("metod", "method")),
         ("TRAIN --sweep seed=0,1 --show 2", "--show"),
         ("predict", "ADAPTER"),
         ("predict data a", "no adapter"),
         ("predict run missing.csv", "no such file: missing.csv"),
         ("predict run dev.tsv train.tsv", "2 files"),
-        ("predict run a --output out.xlsx", "--output out.xlsx is of an unknown format"),
         ("predict run a --output new", ("--output new is of", ".parquet")),
         ("predict run a --output out.csv --json", "--json with --output"),
         ("predict run a --stream", "--stream: classification does not generate"),
@@ -101,13 +92,11 @@ SHORT = {
         ("predict run a --input x.parquet", ("--input with", "--data")),
         ("predict run a --engine ray", "--engine without --input"),
         ("predict --input x.parquet --all", "--input with --all"),
-        ("predict --input x.parquet --max-new-tokens 2", "--input with --max-new-tokens"),
         ("predict --input x.parquet --output new", ("no adapter is named", "--route-column")),
         ("predict --input x.parquet --output new --route-column c", "--adapter NAME="),
         ("predict --input x.parquet --output new --route-column c --adapter a",
          ("- a", "--adapter NAME=")),
         ("TABLE", "--output"),
-        ("TABLE --json", "--input with --json"),
         ("TABLE --output new", "no files at"),
         ("TABLE --output new --workers 2", ("--workers without Ray", "--engine ray")),
         ("TABLE --output new --adapter a=b", "--adapter without --route-column"),
@@ -128,14 +117,12 @@ SHORT = {
         ("COMBINE --head other", "--head other is not combined"),
         ("CONVERT --energy 2", "--energy 2.0"),
         ("CONVERT --rank 0", "--rank"),
-        ("resize run --backbone B --output new", "--rank R, or --energy 0.99"),
         ("resize run --backbone B --rank 2", "--output DIR"),
         ("report run --output no/x", "error: "),
         ("inspect acme/nothing-here", "no backbone 'acme/nothing-here'"),
         ("bench --backbone x", ("--train is missing", "--output")),
         ("BENCH --methods lara", ("lara", "lora")),
         ("BENCH --rows many", ("--rows", "100,500")),
-        ("BENCH --ranks many", ("--ranks", "4,16,64")),
         ("BENCH --lr 1e-3", "--lr"),
         ("BENCH train.learning_rate=1", "a study chooses"),
         ("BENCH --workers 2", ("--workers", "--engine ray")),
@@ -153,7 +140,6 @@ SHORT = {
         ("recipe lora prefix", ("method: lora, prefix", "composes")),
         ("recipe seq2seq tagging", "task: seq2seq, tagging"),
         ("recipe lorra", "method or task 'lorra'; did you mean 'lora'"),
-        ("recipe --method lorra", "did you mean 'lora'"),
         ("recipe train.epohcs=3", ("train.epohcs", "epochs")),
         ("serve run --host 0.0.0.0", "no tokens"),
         ("serve run --device tpu", "unknown device 'tpu'"),
@@ -247,12 +233,10 @@ def test_a_folder_of_files_has_a_task(words, ending, task, adapterhub, backbone,
         path = tmp_path / "files" / f"{name}.{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    command = ("train", "--backbone", backbone, "--train", tmp_path / "files", "--output",
-               tmp_path / "run", *words)  # fmt: skip
-    code, _, err = adapterhub(*command)
-    assert code == 2
-    said = {"image": "is not an image", "audio": "is not audio"}
-    assert (f"--task {task}-classification" if words else said[task]) in err
+    where = ("--train", tmp_path / "files", "--output", tmp_path / "run")
+    said = {"image": "is not an image", "audio": "is not audio"}[task]
+    expected = f"--task {task}-classification" if words else said
+    refused(adapterhub("train", "--backbone", backbone, *where, *words), expected)
 
 
 def test_a_backbone_that_moved_is_told_on_resume(
@@ -277,11 +261,11 @@ _COLUMNS = {
     "answers": ([f"it is {text}" for text in _TEXTS], "--task causal-lm --text KEY --label KEY"),
 }
 _NAMED = {
-    "numbers": [("text", "score"), ("text", "price"), ("review", "label"), ("text", "stars")],
+    "numbers": [("text", "price"), ("review", "label"), ("text", "stars")],
     "ids": [("text", "id"), ("text", "idx"), ("review", "row_id")],
     "dates": [("text", "date"), ("text", "created_at")],
     "hex": [("text", "uuid"), ("review", "guid")],
-    "answers": [("question", "answer"), ("query", "answer"), ("Question", "Reply")],
+    "answers": [("question", "answer"), ("Question", "Reply")],
 }
 
 
@@ -317,22 +301,24 @@ _STARTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl", "rows.txt", "rows"])
-@pytest.mark.parametrize("what", _STARTS)
+_ENDINGS = (".csv", ".jsonl", "")
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [(what, f"rows{_ENDINGS[n % 3]}") for n, what in enumerate(_STARTS)]
+)
 def test_bytes_that_are_no_text_are_named(adapterhub, tmp_path, monkeypatch, what, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(_STARTS[what] + bytes(range(256)))
-    code, _, err = adapterhub("train", name)
-    assert code == 2
-    assert what in err
-    assert "iconv" not in err
+    result = adapterhub("train", name)
+    refused(result, what)
+    assert "iconv" not in result[2]
 
 
-@pytest.mark.parametrize("output", ["/proc/x", "/proc/x/y", "/sys/x", "/dev/null/x"])
+@pytest.mark.parametrize("output", ["/proc/x/y", "/sys/x", "/dev/null/x"])
 def test_an_output_where_nothing_can_be_written(adapterhub, tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
-    rows = "".join(f"{text},{n % 2}\n" for n, text in enumerate(_TEXTS)).replace(", seen", " seen")
-    (tmp_path / "rows.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
-    code, _, err = adapterhub("train", "rows.csv", "--output", output, "--steps", "1")
+    write_tsv(tmp_path / "rows.tsv", sentences(20))
+    code, _, err = adapterhub("train", "rows.tsv", "--output", output, "--steps", "1")
     assert code == 2
     assert "another --output" in err or "writable" in err

@@ -200,7 +200,8 @@ def digests(published, tmp_path):
 
 
 @pytest.fixture
-def url(backbone, published, tmp_path):
+def changing(backbone, published, tmp_path):
+    """The address of a server of a registry with two versions of one name."""
     with (
         Engine(str(backbone), registry=tmp_path / "registry") as engine,
         running(service_of(engine, {}, polite="polite")) as url,
@@ -212,51 +213,51 @@ def classify(url, model):
     return post(f"{url}/classify", json={"model": model, "input": TEXTS[0]}, timeout=60)
 
 
-def test_every_shape_says_which_version_answers(url, published, digests):
-    asked = [
-        ("/classify", {"model": "MODEL", "input": TEXTS[0]}),
-        ("/pooling", {"model": "MODEL", "input": TEXTS[0]}),
-        ("/predict", {"model": "MODEL", "inputs": TEXTS[0]}),
-        ("/models/MODEL", {"inputs": TEXTS[0]}),
-        (
-            "/v2/models/MODEL/infer",
-            {"inputs": [{"name": "t", "datatype": "BYTES", "shape": [1], "data": [TEXTS[0]]}]},
-        ),
-    ]
+def test_every_shape_says_which_version_answers(changing, published, digests):
+    url = changing
+    text = TEXTS[0]
+    tensor = {"inputs": [{"name": "t", "datatype": "BYTES", "shape": [1], "data": [text]}]}
     for model, version in (("polite", 2), ("polite@1", 1), ("polite@stable", 1)):
-        for path, body in asked:
-            body = {k: model if v == "MODEL" else v for k, v in body.items()}
-            answer = post(url + path.replace("MODEL", model), json=body, timeout=60)
+        for path, body in (
+            ("/classify", {"model": model, "input": text}),
+            ("/pooling", {"model": model, "input": text}),
+            ("/predict", {"model": model, "inputs": text}),
+            (f"/models/{model}", {"inputs": text}),
+            (f"/v2/models/{model}/infer", tensor),
+        ):
+            answer = post(url + path, json=body, timeout=60)
             assert answer.headers["x-adapter-version"] == f"polite@v{version}"
             assert answer.headers["x-adapter-digest"] == digests[version - 1]
         assert classify(url, model).json()["model"] == f"polite@v{version}"
-    found = post(f"{url}/v2/models/polite/versions/1/infer", json=asked[-1][1], timeout=60).json()
+    found = post(f"{url}/v2/models/polite/versions/1/infer", json=tensor, timeout=60).json()
     assert found["model_version"] == "v1"
-    (expected,) = expected_answers(published[0], (TEXTS[0],))
+    (expected,) = expected_answers(published[0], (text,))
     (scores,) = [each["data"] for each in found["outputs"] if each["name"] == "scores"]
     assert same_answer(scores, [*expected["scores"].values()])
     assert get(f"{url}/v2/models/polite", timeout=60).json()["versions"] == ["v2"]
     assert get(f"{url}/v1/models/polite@stable", timeout=60).json()["root"] == "polite@v1"
 
 
-def test_a_name_is_given_and_taken(url, tmp_path):
-    load = {"lora_name": "mine", "lora_path": "polite@1"}
+def test_a_name_is_given_and_taken(changing):
+    url = changing
+
+    def change(verb, **body):
+        return post(f"{url}/v1/{verb}_lora_adapter", json={"lora_name": "mine", **body}, timeout=60)
+
     assert classify(url, "mine").status_code == 404
-    answer = post(f"{url}/v1/load_lora_adapter", json=load, timeout=60)
+    answer = change("load", lora_path="polite@1")
     assert answer.text == "Success: LoRA adapter 'mine' added successfully."
     assert classify(url, "mine").json()["model"] == "polite@v1"
-    assert post(f"{url}/v1/load_lora_adapter", json=load, timeout=60).status_code == 400
-    again = {**load, "lora_path": "polite@2", "load_inplace": True}
-    assert post(f"{url}/v1/load_lora_adapter", json=again, timeout=60).status_code == 200
+    assert change("load", lora_path="polite@1").status_code == 400
+    assert change("load", lora_path="polite@2", load_inplace=True).status_code == 200
     assert classify(url, "mine").json()["model"] == "polite@v2"
-    unload = {"lora_name": "mine"}
-    answer = post(f"{url}/v1/unload_lora_adapter", json=unload, timeout=60)
-    assert answer.text == "Success: LoRA adapter 'mine' removed successfully."
+    assert change("unload").text == "Success: LoRA adapter 'mine' removed successfully."
     assert classify(url, "mine").status_code == 404
-    assert post(f"{url}/v1/unload_lora_adapter", json=unload, timeout=60).status_code == 404
+    assert change("unload").status_code == 404
 
 
-def test_a_path_or_another_hub_is_no_adapter(url, published, tmp_path, backbone):
+def test_a_path_or_another_hub_is_no_adapter(changing, published, tmp_path, backbone):
+    url = changing
     for path in (published[0], "/etc", "../v1", "hf:owner/name", "https://127.0.0.1/a/b", "no"):
         body = {"lora_name": "mine", "lora_path": path}
         answer = post(f"{url}/v1/load_lora_adapter", json=body, timeout=60)

@@ -135,15 +135,18 @@ def test_a_registry_of_several_backbones_needs_one_named(registry, tmp_path, bac
 
 
 def test_a_compute_thread_that_dies_ends_the_server(registry, monkeypatch):
-    monkeypatch.setattr(http_server, "_LAST_ANSWERS", 0.3)
+    monkeypatch.setattr(http_server, "_LAST_ANSWERS", 1.5)
     with started(adapters=("tagging",), registry=str(registry)) as (url, _, errors):
 
         def die(self, asked):
             raise KeyboardInterrupt("by a test")
 
         monkeypatch.setattr(SharedBody, "compute", die)
-        assert predict(url, "tagging", TEXTS[0]).status == 503
-        assert ask(url, "/healthz").status == 503
+        for _ in range(2):
+            assert predict(url, "tagging", TEXTS[0]).status == 503
+        for path in ("/healthz", "/readyz"):
+            assert ask(url, path).status == 503
+        assert b"adapterhub_up 0.0" in ask(url, "/metrics").data
         wait_until(lambda: errors)
     assert isinstance(errors[0], AdapterhubError)
     assert "KeyboardInterrupt: by a test" in str(errors[0])

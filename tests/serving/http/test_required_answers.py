@@ -19,7 +19,6 @@ from adapterhub.serving import Engine
 from adapterhub.serving.http import lifecycle as http_server
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import Service
-from adapterhub.serving.shared_backbone import SharedBody
 from tests.kit import tiny_models
 from tests.kit.selection import ALL
 from tests.kit.server import TEXTS, busy, expected_answers, running, same_answer, write_adapter
@@ -34,9 +33,8 @@ def published(backbone, tmp_path_factory):
     """Publish `team-polite`, twice, and `secret`; the tag `stable` is the first version."""
     folder = tmp_path_factory.mktemp("published")
     root = folder / "registry"
-    for seed, (own, name) in enumerate(
-        (("v1", "team-polite"), ("v2", "team-polite"), ("s", "secret")), 1
-    ):
+    names = (("v1", "team-polite"), ("v2", "team-polite"), ("s", "secret"))
+    for seed, (own, name) in enumerate(names, 1):
         ah.publish(write_adapter(backbone, folder / own, seed=seed), name, registry=root)
     store = LocalRegistry(root)
     store.tag(store.resolve("team-polite", "v1"), "stable")
@@ -219,22 +217,6 @@ def test_a_server_that_is_not_ready(url, service):
         answer = ask(url, path, body)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert ask(url, "/healthz").status == 200
-
-
-def test_a_dead_compute_thread_is_seen(url, service, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def die(self, asked):
-        raise Killed("by a test")
-
-    predict(url, "team-polite", TEXT)
-    monkeypatch.setattr(SharedBody, "compute", die)
-    assert predict(url, "team-polite", TEXT).status == 503
-    assert predict(url, "team-polite", TEXT).status == 503
-    assert ask(url, "/healthz").status == 503
-    assert ask(url, "/readyz").status == 503
-    assert b"adapterhub_up 0.0" in ask(url, "/metrics").data
 
 
 def test_versions_move_under_load_and_no_row_is_of_another_one(url, registry, service, published):
