@@ -96,11 +96,6 @@ def test_users_are_changed_and_rules_are_taken_back(hub):
     assert targets[:2] == [f"acme {taken}", f"acme {given}"]
 
 
-def test_without_its_libraries_a_hub_says_what_to_install(adapterhub, folder, monkeypatch):
-    monkeypatch.setattr("adapterhub.cli.hub._LIBRARIES", ("json", "no_such_library"))
-    refused(adapterhub("hub", "user", folder), "needs no_such_library", "adapterhub[hub]")
-
-
 def test_keeping_house(adapterhub, folder, tmp_path):
     with real_hub.serving(tmp_path / "hub") as hub:
         hub.user("ada")
@@ -146,6 +141,8 @@ def test_a_repository_of_another_hub_is_fetched_ahead(adapterhub, folder, tmp_pa
     refused(adapterhub("hub", "start", folder, "--upstream-token", "a/b"), "--upstream URL")
     address = "http://127.0.0.1:8733"
     refused(adapterhub("hub", "start", folder, "--upstream", address), "is this hub itself")
+    monkeypatch.setattr("adapterhub.cli.hub._LIBRARIES", ("json", "no_such_library"))
+    refused(adapterhub("hub", "user", folder), "needs no_such_library", "adapterhub[hub]")
 
 
 def test_no_signer_is_required_of_what_is_mirrored(adapterhub, folder):

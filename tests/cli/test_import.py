@@ -15,6 +15,8 @@ peft = pytest.importorskip("peft")
 from tests.kit.peers import outputs  # noqa: E402
 from tests.kit.session import refused, succeeded  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
 
 def save_with_peft(backbone, folder, outputs_=3):
     """Save a LoRA of peft, with random weights, for the backbone in a folder."""
@@ -34,10 +36,10 @@ def save_with_peft(backbone, folder, outputs_=3):
 
 def test_an_imported_adapter_computes_the_same_with_other_labels(adapterhub, backbone, tmp_path):
     model = save_with_peft(backbone, tmp_path / "theirs")
-    code, out, err = adapterhub(
-        "import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours",
-        "--labels", "ham,eggs,spam",
-    )  # fmt: skip
+    words = ("import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours")
+    refused(adapterhub(*words, "--labels", "ham,eggs"), "2 labels for 3 outputs")
+    assert not (tmp_path / "ours").exists()
+    code, out, err = adapterhub(*words, "--labels", "ham,eggs,spam")
     assert code == 0, err
     assert "labels: ham, eggs, spam" in out
     assert "it was not checked" not in err
@@ -72,14 +74,6 @@ def test_import_finds_the_backbone_and_the_outputs_in_the_files(adapterhub, back
     assert manifest["labels"] == []
     assert manifest["head"]
     assert manifest["task"] == "regression"
-
-
-def test_wrong_labels_are_refused(adapterhub, backbone, tmp_path):
-    save_with_peft(backbone, tmp_path / "theirs")
-    words = ("import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours")
-    words += ("--labels", "ham,eggs")
-    refused(adapterhub(*words), "2 labels for 3 outputs")
-    assert not (tmp_path / "ours").exists()
 
 
 FOLDERS = {
@@ -135,11 +129,8 @@ def test_a_folder_with_other_weights_is_refused_with_flags(
     monkeypatch.chdir(written)
     monkeypatch.setenv("HOME", str(written))
     words = ("import", recorded, "--backbone", "other", "--output", tmp_path / "ours")
-    refused(
-        adapterhub(*words),
-        "a different backbone",
-        f"--backbone {FOLDERS[recorded].format(here=written)}, or --any-backbone",
-    )
+    remedy = f"--backbone {FOLDERS[recorded].format(here=written)}, or --any-backbone"
+    refused(adapterhub(*words), "a different backbone", remedy)
     assert adapterhub(*words, "--any-backbone")[0] == 0
     refused(adapterhub(*words, "--any-backbone"), "--overwrite")
     assert adapterhub(*words, "--any-backbone", "--overwrite")[0] == 0

@@ -26,6 +26,10 @@ def test_methods_and_tasks_are_listed(adapterhub):
     ):
         succeeded(adapterhub(command), text, *(f" {name} " for name in registry))
         assert json.loads(adapterhub(command, "--json")[1]).keys() == registry.keys()
+    assert METHODS.keys().isdisjoint(TASKS), "no name means two things"
+    assert {"recipe", "data", "train"}.isdisjoint(METHODS.keys() | TASKS.keys())
+    out = succeeded(adapterhub("tasks", "ner"), "also called ner, token-classification")
+    assert out.startswith("tagging: ")
 
 
 @pytest.mark.parametrize("name", sorted([*METHODS, *TASKS, "train", "data", "recipe"]))
@@ -43,13 +47,6 @@ def test_each_name_has_its_options_in_80_columns_in_any_case(name, adapterhub):
         assert adapterhub("options", name.upper())[1] == out
         command = "methods" if name in METHODS else "tasks"
         assert adapterhub(command, name.replace("-", "_").title())[1] == out
-
-
-def test_a_task_is_shown_by_any_of_its_names_and_none_means_two_things(adapterhub):
-    assert METHODS.keys().isdisjoint(TASKS)
-    assert {"recipe", "data", "train"}.isdisjoint(METHODS.keys() | TASKS.keys())
-    out = succeeded(adapterhub("tasks", "ner"), "also called ner, token-classification")
-    assert out.startswith("tagging: ")
 
 
 @pytest.mark.parametrize(

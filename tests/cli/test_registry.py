@@ -69,6 +69,12 @@ def test_a_version_from_its_publication_to_its_end(polite, tmp_path):
     assert "all versions are intact" in polite("registry verify")
     assert "1 name indexed" in polite("registry index")
     assert "0 leftovers removed" in polite("registry gc")
+    stored = next((tmp_path / "registry").rglob("adapter.safetensors"))
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes()[:-1])
+    with pytest.raises(FileError, match="problems in") as error:
+        polite("registry verify")
+    assert any("polite" in offender for offender in error.value.offenders)
 
 
 def test_every_registry_command_prints_json(typed, tmp_path):
@@ -133,15 +139,6 @@ def test_delete_asks_first_and_the_answer_decides(polite, monkeypatch):
     assert "no adapter in the registry" in polite("list")
 
 
-def test_a_damaged_version_is_found(polite, tmp_path):
-    stored = next((tmp_path / "registry").rglob("adapter.safetensors"))
-    stored.chmod(0o644)
-    stored.write_bytes(stored.read_bytes()[:-1])
-    with pytest.raises(FileError, match="problems in") as error:
-        polite("registry verify")
-    assert any("polite" in offender for offender in error.value.offenders)
-
-
 def test_a_registry_that_does_not_exist_is_an_error(polite, tmp_path):
     polite("lock polite --registry registry")
     polite("sync --to present")
@@ -183,21 +180,25 @@ def test_the_default_registry_may_be_missing_and_a_lock_file_names_its_own(
 list_module = importlib.import_module("adapterhub.cli.list")
 
 
-def test_list_filters_and_sorts(typed, tmp_path):
+def test_list_filters_sorts_and_shows_the_main_metric(typed, tmp_path):
     """An empty result names the filter."""
     assert "no adapter in the registry" in typed("list --task tagging")
-    registries.write_sample(tmp_path / "low", 0, accuracy=0.5)
-    registries.write_sample(tmp_path / "high", 1, accuracy=0.75)
-    typed("publish ./low --name low --topic films")
-    typed("publish ./high --name high")
-    names = [json.loads(line)["name"] for line in typed("list --sort accuracy --json").splitlines()]
-    assert names == ["high", "low"]
-    assert "accuracy 0.500" in typed("list --tag films")
-    assert "high@v1" not in typed("search film")
-    low = json.loads(typed("list low --json"))
+    metrics = {"classification": {"a_b": 0.1, "accuracy": 0.2, "loss": 0.3},
+               "masked-lm": {"accuracy": 0.1, "loss": 0.25}, "other": {"x": 0.5}}  # fmt: skip
+    for task, values in metrics.items():
+        registries.write_sample(tmp_path / task, 0, task=task, **values)
+        typed(f"publish ./{task} --name {task} --topic films")
+    shown = typed("list --tag films")
+    for score in ("accuracy 0.200", "loss 0.250", "x 0.500"):
+        assert score in shown
+    assert "a_b 0.100" in typed("list --sort a_b")
+    lines = typed("list --sort accuracy --json").splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["classification", "masked-lm"]
+    assert "masked-lm@v1" not in typed("search film classification")
+    low = json.loads(typed("list masked --json"))
     assert low["published"].startswith("20")
-    assert low["published"][:10] in typed("list low")
-    line = "no adapter has task=tagging; tasks here: classification (2)\n"
+    assert low["published"][:10] in typed("list masked")
+    line = "no adapter has task=tagging; tasks here: classification (1), masked-lm (1), other (1)\n"
     assert typed("list --task tagging") == line
     assert typed("list --task tagging --all --json") == ""
 
@@ -212,18 +213,6 @@ def test_damaged_versions_are_noted_once(typed, tmp_path, line):
     with pytest.warns(UserWarning, match="cannot be read and are left out") as notes:
         typed(line)
     assert len(notes) == 1
-
-
-def test_the_score_is_the_main_metric_of_the_task(typed, tmp_path):
-    metrics = {"classification": {"a_b": 0.1, "accuracy": 0.2, "loss": 0.3},
-               "masked-lm": {"accuracy": 0.1, "loss": 0.25}, "other": {"x": 0.5}}  # fmt: skip
-    for task, values in metrics.items():
-        registries.write_sample(tmp_path / task, 0, task=task, **values)
-        typed(f"publish ./{task} --name {task}")
-    shown = typed("list")
-    for score in ("accuracy 0.200", "loss 0.250", "x 0.500"):
-        assert score in shown
-    assert "a_b 0.100" in typed("list --sort a_b")
 
 
 def test_the_table_fits_a_terminal(monkeypatch, capsys):

@@ -201,6 +201,9 @@ SHORT = ("train.max_steps=2", "train.tensorboard=false", "dtype=fp32")
 
 
 def test_a_sweep_trains_every_combination_and_ranks_them(train, tmp_path):
+    dry = succeeded(train("--sweep", "method=lora,mam", *SHORT, "--dry-run"))
+    assert dry.splitlines() == ["2 runs", *(str(tmp_path / "run" / m) for m in ("lora", "mam"))]
+    assert not (tmp_path / "run").exists()
     sweep = ("--sweep", "method=lora(rank=2),head", "--sweep", "seed=0,1")
     code, out, err = train(*sweep, *SHORT)
     assert code == 0, err
@@ -232,9 +235,3 @@ def test_runs_that_fail_are_listed_after_the_others_are_done(train, tmp_path):
     assert not (tmp_path / "run" / "full" / "adapter").exists()
     for folder in (tmp_path / "run" / "full" / "checkpoints").glob("*"):
         assert (folder / "tensors.safetensors").is_file(), "the last good one is kept"
-
-
-def test_a_dry_run_lists_the_runs(train, tmp_path):
-    out = succeeded(train("--sweep", "method=lora,mam", *SHORT, "--dry-run"))
-    assert out.splitlines() == ["2 runs", *(str(tmp_path / "run" / m) for m in ("lora", "mam"))]
-    assert not (tmp_path / "run").exists()

@@ -24,13 +24,8 @@ from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import open_replicas
 from adapterhub.web.tokens import TokenFile
-from tests.kit.server import (
-    EXAMPLES,
-    TEXTS,
-    expected_answers,
-    same_answer,
-    write_adapter,
-)
+from tests.kit import server as kit
+from tests.kit.server import EXAMPLES, TEXTS, same_answer
 from tests.kit.web_servers import HttpAnswer, ask
 
 NAMES = tuple(f"polite-{number}" for number in range(8))
@@ -69,7 +64,7 @@ def options(backbone, session_home, cluster, tmp_path_factory):
     """Publish adapters, and return what is served."""
     folder = tmp_path_factory.mktemp("replicas")
     for number, name in enumerate(NAMES):
-        write_adapter(backbone, folder / name, "lora(rank=2)", EXAMPLES[number % 2], number)
+        kit.write_adapter(backbone, folder / name, "lora(rank=2)", EXAMPLES[number % 2], number)
         ah.publish(folder / name, name, registry=folder / "registry")
     remember_folder(Saved.at(folder / NAMES[0]).manifest.backbone.id, backbone)
     return ServeOptions(
@@ -130,7 +125,7 @@ def test_answers_are_those_of_one_machine(server: Running) -> None:
     for name in NAMES:
         answer = server.predict(name, *TEXTS)
         assert answer.status == 200, answer
-        expected = expected_answers(str(server.folder / name), TEXTS)
+        expected = kit.expected_answers(str(server.folder / name), TEXTS)
         assert same_answer(answer.json["predictions"], expected)
         assert answer.headers["x-adapter-version"].startswith(f"{name}@")
 
@@ -182,10 +177,10 @@ def test_a_new_version_reaches_all_replicas(server, tmp_path, backbone):
     name = NAMES[3]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: server.predict(name, TEXTS[0]), range(40)))
-    write_adapter(backbone, tmp_path / "new", "lora(rank=2)", EXAMPLES[1], seed=99)
+    kit.write_adapter(backbone, tmp_path / "new", "lora(rank=2)", EXAMPLES[1], seed=99)
     entry = ah.publish(tmp_path / "new", name, registry=server.folder / "registry")
     assert server.ask("/admin/refresh", {}).json == {"moved": 1}
-    expected = expected_answers(str(tmp_path / "new"), TEXTS)
+    expected = kit.expected_answers(str(tmp_path / "new"), TEXTS)
 
     def ask(_: int) -> tuple[str, bool]:
         answer = server.predict(name, *TEXTS)
@@ -197,7 +192,7 @@ def test_a_new_version_reaches_all_replicas(server, tmp_path, backbone):
 
 
 def test_a_killed_replica_loses_no_request(server: Running) -> None:
-    expected = {name: expected_answers(str(server.folder / name), TEXTS) for name in NAMES[:3]}
+    expected = {name: kit.expected_answers(str(server.folder / name), TEXTS) for name in NAMES[:3]}
     stop = threading.Event()
 
     def ask(number: int) -> list[tuple[int, bool]]:

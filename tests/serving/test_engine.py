@@ -79,16 +79,16 @@ def test_a_full_queue_says_how_long_to_wait(polite):
 def test_a_bad_request_fails_alone(engine, held, polite, tmp_path):
     good = engine.submit(polite, TEXTS[0])
     wrong = {
-        engine.submit(polite, ["a plot", "a movie"]): (DataError, "a list of 2 inputs"),
-        engine.submit(polite, {}): (DataError, "."),
-        engine.submit(polite, 3): (DataError, "."),
-        engine.submit(str(tmp_path / "none"), "a plot"): (FileError, "."),
-        engine.submit("nobody@3", "a plot"): (RegistryError, "."),
+        engine.submit(polite, ["a plot", "a movie"]): DataError,
+        engine.submit(polite, {}): DataError,
+        engine.submit(polite, 3): DataError,
+        engine.submit(str(tmp_path / "none"), "a plot"): FileError,
+        engine.submit("nobody@3", "a plot"): RegistryError,
     }
     held.set()
     assert good.result(30)
-    for future, (error, words) in wrong.items():
-        with pytest.raises(error, match=words):
+    for future, error in wrong.items():
+        with pytest.raises(error):
             future.result(30)
     assert engine.is_alive
 

@@ -13,7 +13,7 @@ from adapterhub.serving import Engine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.web.tokens import TokenFile
-from tests.kit.server import EXAMPLES, TEXTS, running, write_adapter
+from tests.kit.server import EXAMPLES, TEXTS, running, service_of, write_adapter
 from tests.kit.web_servers import ask, predict
 
 TEXT = TEXTS[0]
@@ -92,16 +92,10 @@ def test_a_hub_or_a_version_is_asked_only_where_the_operator_named_it():
     allowed = AllowedAdapters(named, patterns)
     for model in ("hf:acme/polite@main", "https://hub.example.org/acme/polite", "blue-one@7"):
         assert allowed.find(model) == AdapterSource(model)
-    refused = (
-        "hf:other/polite",
-        "green",
-        "https://hub.example.org.evil.com/acme/polite",
-        "http://127.0.0.1/acme/polite",
-        "red-one",
-        "red-one@2",
-        "red-one@v1",
-    )
-    for model in refused:
+    for model in (
+        "hf:other/polite", "green", "https://hub.example.org.evil.com/acme/polite",
+        "http://127.0.0.1/acme/polite", "red-one", "red-one@2", "red-one@v1",
+    ):  # fmt: skip
         with pytest.raises(ah.errors.AdapterhubError, match="is served"):
             allowed.find(model)
 
@@ -169,14 +163,15 @@ def test_no_text_and_no_token_is_logged(url, tokens, caplog, monkeypatch):
         assert ask(url, "/v1/predict", body, headers).status == 500
     logged = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
     assert "KeyError" in caplog.text
-    assert marked not in logged
-    assert marked.replace(" ", "_") not in logged
-    assert token not in logged
-    lines = [json.loads(r.message) for r in caplog.records if r.name == "adapterhub.requests"]
-    assert lines[0]["trace"] == "0af7651916cd43dd8448eb211c80319c"
-    assert lines[0]["adapter"] == "red-one@v1"
-    assert lines[0]["token"] == "red"
-    assert lines[0]["status"] == 200
+    assert not [text for text in (marked, marked.replace(" ", "_"), token) if text in logged]
+    line, *_ = [json.loads(r.message) for r in caplog.records if r.name == "adapterhub.requests"]
+    expected = {
+        "adapter": "red-one@v1",
+        "token": "red",
+        "status": 200,
+        "trace": trace.split("-")[1],
+    }
+    assert line.items() >= expected.items()
 
 
 def test_labels_of_metrics_do_not_grow(url, tokens):
@@ -235,15 +230,10 @@ def test_smuggled_requests(local):
 def test_pages_of_others_do_not_reach_a_server_without_tokens(local):
     """A name that resolves to this machine, or a request across origins."""
     url, _, _ = local
-    for headers in (
-        {"host": "evil.example.org"},
-        {"host": "localhost.evil.example.org"},
-        {"host": "[::ffff:1.2.3.4]"},
-        {"host": "]["},
-        {"origin": "https://evil.example.org"},
-        {"origin": "null"},
-    ):
-        body = {"model": "red-one", "inputs": [TEXT]}
+    body = {"model": "red-one", "inputs": [TEXT]}
+    hosts = ("evil.example.org", "localhost.evil.example.org", "[::ffff:1.2.3.4]", "][")
+    origins = ("https://evil.example.org", "null")
+    for headers in (*({"host": each} for each in hosts), *({"origin": each} for each in origins)):
         assert ask(url, "/v1/predict", body, headers).status == 403, headers
         assert ask(url, "/admin/refresh", {}, headers).status == 403
     assert ask(url, "/healthz", headers={"origin": url, "host": "localhost"}).status == 200
@@ -266,13 +256,9 @@ def test_the_same_bytes_under_two_names_have_the_name_that_was_asked_for(
     ah.publish(polite, "team-one", registry=tmp_path / "registry")
     ah.publish(polite, "team-two", registry=tmp_path / "registry")
     with Engine(str(backbone), registry=tmp_path / "registry") as engine:
-        names = {each: AdapterSource(each) for each in ("team-one", "team-two")}
-        allowed = AllowedAdapters(
-            {"mine": AdapterSource(polite), **names}, folders=frozenset({"mine"})
-        )
-        with running(Service(engine, allowed)) as url:
+        names = {"team-one": "team-one", "team-two": "team-two"}
+        with running(service_of(engine, {"mine": polite}, **names)) as url:
             found = [predict(url, name, TEXTS[0]) for name in ("mine", "team-one", "team-two")]
     assert [each.json["model"] for each in found] == ["mine", "team-one@v1", "team-two@v1"]
-    predictions = [each.json["predictions"] for each in found]
-    assert predictions[0] == predictions[1] == predictions[2]
+    assert len({str(each.json["predictions"]) for each in found}) == 1
     assert len({each.headers["x-adapter-digest"] for each in found}) == 1

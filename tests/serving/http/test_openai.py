@@ -1,6 +1,5 @@
 """OpenAI's client, unmodified: chats and texts, whole and as streams; vectors and errors."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from adapterhub.serving.http.request import AsyncGeneration
 from adapterhub.web.errors import StoppedError
 from tests.kit import server as kit
 from tests.kit.server import BACKBONE, NAMED, TEXTS, same_answer
+from tests.kit.session import wait_until
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8  # that the adapters of `writing` write
@@ -76,8 +76,7 @@ def test_options_of_a_text(client):
     for name in ("max_tokens", "max_completion_tokens"):
         limit = {"temperature": 0, name: 2}
         found = client.chat.completions.create(model="writer", messages=CHAT, **limit)
-        assert found.usage.completion_tokens == 2
-        assert found.choices[0].finish_reason == "length"
+        assert (found.usage.completion_tokens, found.choices[0].finish_reason) == (2, "length")
 
 
 def test_a_stream_is_the_text_in_pieces(client):
@@ -208,9 +207,8 @@ def test_an_error_within_a_stream(client, monkeypatch):
 
     monkeypatch.setattr(AsyncGeneration, "result", fail)
     stream = client.chat.completions.create(model="writer", messages=CHAT, stream=True, **GREEDY)
-    chunks = []
     with pytest.raises(openai.APIError, match="does not compute now") as error:
-        chunks.extend(stream)
+        list(stream)
     assert error.value.code == "not_ready"
 
 
@@ -223,10 +221,7 @@ def test_a_client_that_leaves_a_stream(writing, client):
     )
     next(iter(stream))
     stream.close()
-    deadline = time.monotonic() + 20
-    while not engine.counts["cancelled"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert engine.counts["cancelled"] == 1
+    wait_until(lambda: engine.counts["cancelled"] == 1)
     assert engine.counts["generated_tokens"] - before < 90
 
 

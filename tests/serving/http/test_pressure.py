@@ -12,7 +12,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPException
 from urllib.parse import urlsplit
 
 import pytest
@@ -251,12 +250,9 @@ def registry(backbone, tmp_path_factory):
 def process(registry, *flags):
     """Start a server; yield its address, when it is ready, and the process."""
     words = [sys.executable, "-m", "adapterhub", "serve", "polite", "--port", "0", *flags]
-    started = subprocess.Popen(
-        [*words, "--registry", str(registry)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words += ["--registry", str(registry)]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True)
     try:
         for line in started.stdout:
             if found := re.search(r"ready: (http://\S+) ", line):
@@ -269,31 +265,26 @@ def process(registry, *flags):
         started.communicate(timeout=30)
 
 
-class Load:
-    """Threads that ask all the time; `found` has the status of each answer, or an error."""
+@contextmanager
+def load(url, token):
+    """Ask in four threads all the time; yield the status of each answer, or its error."""
+    stop, found = threading.Event(), []
 
-    def __init__(self, url, **more):
-        self.stop, self.found = threading.Event(), []
-        self.threads = [
-            threading.Thread(target=self._ask, args=(url,), kwargs=more, daemon=True)
-            for _ in range(4)
-        ]
-        for each in self.threads:
-            each.start()
-
-    def _ask(self, url, **more):
-        while not self.stop.is_set():
+    def ask():
+        while not stop.is_set():
             try:
-                answer = predict(url, "polite", *TEXTS, **more)
-                self.found.append(answer.status)
-            except (OSError, HTTPException) as error:
-                self.found.append(type(error).__name__)
+                found.append(predict(url, "polite", *TEXTS, token=token).status)
+            except (OSError, http.client.HTTPException) as error:
+                found.append(type(error).__name__)
                 time.sleep(0.02)
 
-    def end(self):
-        self.stop.set()
-        for each in self.threads:
-            each.join(30)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(ask)
+        try:
+            yield found
+        finally:
+            stop.set()
 
 
 @pytest.mark.apart
@@ -306,23 +297,21 @@ def test_a_server_that_is_killed_starts_again_and_finishes_when_it_is_told_to_le
     token = file.create("one")
     flags = ["--tokens", str(file.path), "--drain", "10s", "--no-log-requests"]
     with process(registry, *flags) as (url, server):
-        load = Load(url, token=token)
-        wait_until(lambda: len(load.found) >= 20)
-        server.kill()
-        assert server.wait(20) == -signal.SIGKILL
-        load.end()
-        assert {each for each in load.found if isinstance(each, int)} == {200}
+        with load(url, token) as found:
+            wait_until(lambda: len(found) >= 20)
+            server.kill()
+            assert server.wait(20) == -signal.SIGKILL
+        assert {each for each in found if isinstance(each, int)} == {200}
     with process(registry, *flags, "--port", url.rpartition(":")[2]) as (again, server):
         assert again == url
-        load = Load(url, token=token)
-        wait_until(lambda: len(load.found) >= 50)
-        began = time.monotonic()
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-        assert time.monotonic() - began < 11
-        load.end()
-        assert {*load.found} <= {200, 503, "ConnectionRefusedError", *UNREAD}
-        assert load.found.count(200) >= 50
-        assert sum(each in UNREAD for each in load.found) <= len(load.threads)
+        with load(url, token) as found:
+            wait_until(lambda: len(found) >= 50)
+            began = time.monotonic()
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+            assert time.monotonic() - began < 11
+        assert {*found} <= {200, 503, "ConnectionRefusedError", *UNREAD}
+        assert found.count(200) >= 50
+        assert sum(each in UNREAD for each in found) <= 4
         assert "Traceback" not in server.stderr.read()
     assert file.tokens()[0].used

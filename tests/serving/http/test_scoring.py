@@ -41,14 +41,10 @@ def test_scores_of_pairs(server):
         {"text_1": [QUERY] * len(DOCUMENTS), "text_2": DOCUMENTS},
         {"queries": QUERY, "documents": DOCUMENTS},
     ):
-        assert same_answer(
-            ask(f"{server.url}/score", {"model": "reranking", **same})["data"], found["data"]
-        )
-    ask(
-        f"{server.url}/score",
-        {"model": "reranking", "text_1": [QUERY] * 3, "text_2": DOCUMENTS},
-        400,
-    )
+        again = ask(f"{server.url}/score", {"model": "reranking", **same})
+        assert same_answer(again["data"], found["data"])
+    body = {"model": "reranking", "text_1": [QUERY] * 3, "text_2": DOCUMENTS}
+    ask(f"{server.url}/score", body, 400)
     expected = server.expected("embedding", *[(QUERY, each) for each in DOCUMENTS])
     found = ask(f"{server.url}/score", {"model": "embedding", "text_1": QUERY, "text_2": DOCUMENTS})
     assert same_answer([i["score"] for i in found["data"]], [e["similarity"] for e in expected])
@@ -67,13 +63,9 @@ def test_ranks(server, path, name):
     assert same_answer(values, [expected[n] for n in order])
     texts = [each["document"] and each["document"]["text"] for each in found["results"]]
     assert texts == [None if path == "/v2/rerank" else DOCUMENTS[n] for n in order]
-    objects = [{"text": each} for each in DOCUMENTS]
-    some = ask(
-        server.url + path, {**body, "documents": objects, "top_n": 2, "return_documents": True}
-    )
-    assert [each["document"]["text"] for each in some["results"]] == [
-        DOCUMENTS[n] for n in order[:2]
-    ]
+    body |= {"documents": [{"text": each} for each in DOCUMENTS], "top_n": 2}
+    some = ask(server.url + path, {**body, "return_documents": True})["results"]
+    assert [each["document"]["text"] for each in some] == [DOCUMENTS[n] for n in order[:2]]
 
 
 def test_ranks_of_texts(server):

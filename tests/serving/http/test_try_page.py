@@ -13,7 +13,7 @@ from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.lifecycle import ENDPOINTS, make_app
 from adapterhub.web.tokens import TokenFile
 from tests.kit import web_servers as web
-from tests.kit.server import BACKBONE, TEXTS, expected_answers, running, service_of
+from tests.kit.server import BACKBONE, TEXTS, running, service_of
 
 in_browser = pytest.mark.skipif(
     bool(web.MISSING), reason=f"not installed: {', '.join(web.MISSING)}"
@@ -22,18 +22,8 @@ ALL = (*ENDPOINTS, *try_page.ENDPOINTS, *operations())
 
 
 @pytest.fixture(scope="module")
-def named(server):
-    return server.folders
-
-
-@pytest.fixture(scope="module")
-def engine(server):
-    return server.service.engine
-
-
-@pytest.fixture(scope="module")
-def address(engine, named):
-    with running(service_of(engine, named), ALL) as found:
+def address(server):
+    with running(service_of(server.service.engine, server.folders), ALL) as found:
         yield found
 
 
@@ -68,12 +58,12 @@ def answers(driver, wait: float = 30) -> list[str]:
 
 
 @in_browser
-def test_two_adapters_answer_side_by_side(address, driver, named):
+def test_two_adapters_answer_side_by_side(address, driver, server):
     driver.get(address)
-    names = sorted(name for name in named if name in ("classification", "regression"))
+    names = ("classification", "regression")
     shown = ask(driver, *names)
     for name, text in zip(names, shown, strict=True):
-        expected = expected_answers(named[name], TEXTS[:1])[0]
+        expected = server.expected(name, TEXTS[0])[0]
         lines = text.splitlines()
         assert lines[0] == name
         assert " ms; digest " in text
@@ -146,10 +136,10 @@ def test_it_fits_in_light_and_dark(address, driver):
                 assert web.axe_findings(driver) == [], (width, scheme)
 
 
-def test_a_server_with_tokens_lists_nothing_without_one(engine, named, tmp_path):
+def test_a_server_with_tokens_lists_nothing_without_one(server, tmp_path):
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.create("reader", adapters=("classification",))
-    service = service_of(engine, named)
+    service = service_of(server.service.engine, server.folders)
     service.tokens = tokens
     client = TestClient(make_app(service, ALL), base_url="http://localhost")
     page = client.get("/")
