@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from adapterhub.cli import _study
 from adapterhub.cli._study import train_commands
 from adapterhub.training.loading import SharedLoader
 from tests.kit.data import sentences, write_tsv
-from tests.kit.session import home_in, succeeded
+from tests.kit.session import home_in, refused, succeeded
 from tests.kit.studies import made_records
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
@@ -86,22 +87,23 @@ def test_a_shard_ends_with_a_code_of_its_own_until_all_is_done(adapterhub, words
 def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
     calls = []
 
-    class Engine(LocalEngine):
-        def __init__(self, contexts, work, workers, address):
-            super().__init__(contexts, SharedLoader(), work)
-            calls.append((work.is_absolute(), workers, address))
+    @contextmanager
+    def engine(contexts, work, workers, address):
+        calls.append((work.is_absolute(), workers, address))
+        yield LocalEngine(contexts, SharedLoader(), work)
+        calls.append("stopped")
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            calls.append("stopped")
-
-    monkeypatch.setattr(_study, "RayEngine", Engine)
+    monkeypatch.setattr(_study, "RayEngine", engine)
     monkeypatch.setattr(ray_cluster, "import_ray", lambda: None)
-    succeeded(adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
-                              "--ray-address", "host:1"))  # fmt: skip
+    on_ray = ("--engine", "ray", "--workers", "2", "--ray-address", "host:1")
+    succeeded(adapterhub("bench", *words, *SMALL, *on_ray))
     assert calls == [(True, 2, "host:1"), "stopped"]
+
+
+def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
+    methods = ("--methods", "lora(sites=[nowhere])", *SMALL[2:])
+    refused(adapterhub("bench", *words, *methods), "no tested run", "no such site")
+    assert len(list((tmp_path / "study" / "records").glob("*.json"))) == 1
 
 
 BEST = "lora(rank=2)"

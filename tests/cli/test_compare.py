@@ -44,16 +44,13 @@ def test_a_difference_is_said_with_its_interval_and_chance_as_chance(adapterhub,
     assert none == ["b - a: +0.000 f1 (95 % +0.000 to +0.000)", f"  {chance}"]
 
 
-def test_runs_on_different_data_are_only_listed(adapterhub, runs):
+def test_runs_on_different_data_are_only_listed(adapterhub, runs, tmp_path):
     words = ("compare", runs["head"], runs["other"])
     refused(adapterhub(*words), "evaluated on different data", "--list")
     code, out, err = adapterhub(*words, "--list")
     assert (code, err) == (0, "")
     assert "other - head" not in out
-
-
-def test_many_runs_are_rows_by_their_names(adapterhub, runs, tmp_path):
-    """One without predictions has the reason."""
+    # Many runs are rows by their names; one without predictions has the reason.
     words = ("compare", runs["head"], runs["lora"], runs["old"])
     succeeded(adapterhub(*words), "lora - head", "no test for old: no predictions.jsonl")
     out = succeeded(adapterhub("compare", "--list", *runs.values()))

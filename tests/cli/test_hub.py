@@ -217,9 +217,8 @@ def test_a_token_is_shown_once(adapterhub, tmp_path):
 @pytest.fixture
 def login(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return lambda url, token, *options: CliRunner().invoke(
-        cli.group, ["login", url, *options], input=token
-    )
+    invoke = CliRunner().invoke
+    return lambda url, token, *options: invoke(cli.group, ["login", url, *options], input=token)
 
 
 def test_a_token_is_read_from_standard_input_or_prompted_for_and_not_printed(login, monkeypatch):

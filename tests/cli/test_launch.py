@@ -75,19 +75,17 @@ def folder(tmp_path_factory, backbone):
     texts = [text for text, _ in sentences(20)]
     pairs = [{"prompt": "the", "chosen": t, "rejected": t[::-1]} for t in texts]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    kinds = {"bert": ("bert", "features"), "llama": ("llama", "features"), "t5": ("t5", "seq2seq"),
+             "dpo": ("llama", "causal-lm"), "lm": ("llama", "causal-lm")}  # fmt: skip
     backbones = {
-        "bert": tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT),
-        "llama": tiny_models.model("llama", "features", **tiny_models.NO_DROPOUT),
-        "t5": tiny_models.model("t5", "seq2seq", **tiny_models.NO_DROPOUT),
-        "dpo": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
-        "lm": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
-        # A block of 4-bit codes has 64 values.
-        "nf4": tiny_models.model("llama", "features", hidden_size=64, intermediate_size=128),
+        name: tiny_models.model(*kind, **tiny_models.NO_DROPOUT) for name, kind in kinds.items()
     }
+    # A block of 4-bit codes has 64 values.
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    backbones["nf4"] = tiny_models.model("llama", "features", **sizes)
     for name, model in backbones.items():
-        to = backbone_of(folder, name)
-        model.save_pretrained(to)
-        AutoTokenizer.from_pretrained(backbone).save_pretrained(to)
+        model.save_pretrained(backbone_of(folder, name))
+        AutoTokenizer.from_pretrained(backbone).save_pretrained(backbone_of(folder, name))
     return folder
 
 
@@ -129,11 +127,8 @@ def one(folder):
 @pytest.fixture(scope="module")
 def two(folder):
     """Train every case in two processes; return the folder of the runs."""
-    shard = "train.shard=true"
-    printed = processes.in_two(
-        folder, [words_of(folder, "two", *case, 3, 1, shard) for case in CASES]
-    )
-    assert printed.count("peak memory") == len(CASES)
+    commands = [words_of(folder, "two", *case, 3, 1, "train.shard=true") for case in CASES]
+    assert processes.in_two(folder, commands).count("peak memory") == len(CASES)
     return folder / "two"
 
 
@@ -145,13 +140,9 @@ def trained_alike(alone, two, folder, architecture):
         assert here == pytest.approx(there, rel=1e-4)
     tasks = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}
     task = tasks.get(architecture, "classification")
-    model, _ = ah.load_backbone(
-        str(backbone_of(folder, architecture)),
-        task=task,
-        labels=list("ab") if task == "classification" else (),
-        quantize="nf4" if architecture == "nf4" else None,
-        dtype="fp32",
-    )
+    options = {"task": task, "labels": list("ab") if task == "classification" else ()}
+    options |= {"quantize": "nf4"} if architecture == "nf4" else {}
+    model, _ = ah.load_backbone(str(backbone_of(folder, architecture)), dtype="fp32", **options)
     ah.load(model, two / "adapter")
 
 

@@ -101,9 +101,8 @@ def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, 
     texts = found[found["TEXT"] != ""]
     filled = [row for row in expected if row["text"]]
     assert list(texts["predicted_label"]) == [row["label"] for row in filled]
-    assert list(map(float, texts["probability of pos"])) == pytest.approx(
-        [row["scores"]["pos"] for row in filled]
-    )
+    scores = [row["scores"]["pos"] for row in filled]
+    assert list(map(float, texts["probability of pos"])) == pytest.approx(scores)
     if "list" in found and source == into == ".jsonl":
         assert list(found["list"]) == ROWS["list"]
     refused(adapterhub("predict", trained, file, "--output", output), "is already there")
@@ -186,20 +185,22 @@ def test_each_line_is_answered_until_an_empty_one(typing, adapterhub, tmp_path, 
     assert json.loads(out)["text"] == "the end"
 
 
-@pytest.mark.parametrize("task", ["question-answering", "reranking", "reward", "multiple-choice"])
-def test_other_texts_are_asked_for_or_given(task, typing):
+PAIRS = "the end\na good end\nthe plot\n\nthe plot\ta film\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "lines", "said", "answers"),
+    [
+        *((task, PAIRS, "second text> ", 2) for task in ("question-answering", "reward")),
+        ("multiple-choice", "the end\nthe end\tgood\tbad\n", "a text and two or more choices", 1),
+    ],
+)
+def test_other_texts_are_asked_for_or_given(task, lines, said, answers, typing):
     """An error is told, and the next line is answered."""
-    if task == "multiple-choice":
-        code, out, err = typing(task, "the end\nthe end\tgood\tbad\n")
-        assert "needs a text and two or more choices" in err
-        expected = 1
-    else:
-        code, out, err = typing(task, "the end\na good end\nthe plot\n\nthe plot\ta film\n")
-        assert "second text> " in err
-        assert "error: " in err
-        expected = 2
-    assert code == 0, err
-    assert len(out.splitlines()) == expected
+    code, out, err = typing(task, lines)
+    assert (code, len(out.splitlines())) == (0, answers), err
+    assert said in err
+    assert "error: " in err
 
 
 def test_a_chat_goes_on_until_it_begins_anew(typing, monkeypatch):

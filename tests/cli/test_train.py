@@ -18,7 +18,6 @@ from tests.kit.compare import problems
 from tests.kit.data import json_lines, write_tsv
 from tests.kit.processes import fork_command
 from tests.kit.runs import forks
-from tests.kit.selection import cases_of
 from tests.kit.session import refused, succeeded
 
 
@@ -49,32 +48,24 @@ def killed_before_the_eighth_step():
 
 
 @forks
-def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, subtests):
-    """One method by default; tests/training has others, without the command line."""
-    more = ("train.save_every=2", "train.epochs=3", "train.dropout=true", "train.report=true")
-    methods = cases_of(["lora(dropout=0.2)", "full", "mam", "unfreeze"])
-    folders = {method: tmp_path / f"killed-{number}" for number, method in enumerate(methods)}
-    common = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
-    common += ["train.tensorboard=false", *more]
-    for method, killed in folders.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Engine, "step", killed_before_the_eighth_step())
-            child = fork_command(*common, "--method", method, "--output", killed)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        whole = killed.parent / "whole" / killed.name  # the name is the adapter's
-        with subtests.test(method):
-            assert not (killed / "adapter").exists()
-            words = ("--method", method, *more)
-            assert train(*words, output=whole)[0] == 0
-            code, _, err = train(*words, "--resume", output=killed)
-            assert code == 0, err
-            assert "resumed after step 6" in err
-            shown = ("metrics.jsonl", "predictions.jsonl")
-            adapter = (
-                f"adapter/{name}" for name in ("adapter.safetensors", "adapter.json", "README.md")
-            )
-            for file in (*adapter, *shown):
-                assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
+def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data):
+    """Of all files of a run; tests/training has other methods, without the command line."""
+    words = ("--method", "lora(dropout=0.2)", "train.save_every=2", "train.epochs=3")
+    words += ("train.dropout=true", "train.report=true")
+    killed, whole = tmp_path / "run", tmp_path / "whole" / "run"  # the name is the adapter's
+    command = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "step", killed_before_the_eighth_step())
+        child = fork_command(*command, "train.tensorboard=false", *words, "--output", killed)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not (killed / "adapter").exists()
+    succeeded(train(*words, output=whole))
+    code, _, err = train(*words, "--resume", output=killed)
+    assert code == 0, err
+    assert "resumed after step 6" in err
+    adapter = ("adapter.safetensors", "adapter.json", "README.md")
+    for file in (*(f"adapter/{name}" for name in adapter), "metrics.jsonl", "predictions.jsonl"):
+        assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
 
 
 def test_new_tokens_are_trained_saved_and_predicted_with(adapterhub, backbone, tmp_path):

@@ -125,11 +125,9 @@ def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
 
 
 def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
-    folders = []
+    folders, llama = [], backbones("llama")
     for seed in (1, 2):
-        folder = kit.write_adapter(
-            backbones("llama"), tmp_path / f"v{seed}", example=CAUSAL, seed=seed
-        )
+        folder = kit.write_adapter(llama, tmp_path / f"v{seed}", example=CAUSAL, seed=seed)
         ah.publish(folder, "writer", registry=tmp_path / "registry")
         folders.append(folder)
     store = LocalRegistry(tmp_path / "registry")

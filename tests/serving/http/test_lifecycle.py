@@ -220,21 +220,16 @@ def test_a_head_that_does_not_end(registry, monkeypatch):
         assert ask(url, "/healthz").status == 200
 
 
-# What `adapterhub serve` can be told: flags over a file, and what is not valid.
+# What `adapterhub serve` can be told
 
 
-def test_flags_are_taken_before_the_file(tmp_path):
+def test_flags_are_taken_before_the_file_and_what_is_not_valid_is_told(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("adapters: [polite@3, shop=./run]\nport: 9000\nadapter_memory: 1.5GiB\n")
     options = read_serve_options(str(file), {"port": 9001, "refresh": "off"})
-    assert options.adapters == ("polite@3", "shop=./run")
-    assert options.port == 9001
+    assert (options.adapters, options.port) == (("polite@3", "shop=./run"), 9001)
     assert options.size("adapter_memory") == 3 << 29
-    assert options.seconds("refresh") == float("inf")
-    assert options.seconds("deadline") == 30
-
-
-def test_options_that_are_not_valid():
+    assert (options.seconds("refresh"), options.seconds("deadline")) == (float("inf"), 30)
     for given, said in (
         ({"prot": 1}, "port"),
         ({"deadline": "soon"}, "'soon' is not a time"),
@@ -250,7 +245,6 @@ def test_options_that_are_not_valid():
 
 
 def test_who_reaches_an_address():
-    for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
-        assert ServeOptions(host=host).is_local
-    for host in ("0.0.0.0", "::", "192.168.1.1", "example.org"):
-        assert not ServeOptions(host=host).is_local
+    local = ("127.0.0.1", "localhost", "::1", "127.1.2.3")
+    for host in (*local, "0.0.0.0", "::", "192.168.1.1", "example.org"):
+        assert ServeOptions(host=host).is_local == (host in local)
