@@ -1,6 +1,6 @@
 """Cards are generated from the manifest and preserve the author's text; tables in cards and pages.
 
-tests/cli/test_format.py prints tables, tests/attacks/test_hostile_pages.py attacks whole cards.
+tests/cli/test_init.py prints tables, tests/attacks/test_hostile_pages.py attacks whole cards.
 """
 
 from __future__ import annotations
