@@ -25,7 +25,8 @@ from adapterhub.backbones.torch_free_checks import (
     check_backbone_options,
 )
 from adapterhub.config.user_folders import state_folder
-from adapterhub.errors import BackboneError, ConfigError
+from adapterhub.errors import BackboneError, ConfigError, MismatchError
+from adapterhub.files.native import Saved
 from tests.kit import tiny_models
 
 COMMIT = "0" * 40
@@ -283,3 +284,23 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)bitsandbytes.*adapterhub\[quantized\]"):
         check_backbone_options("a/b", None, "nf4")
+
+
+def test_adapters_load_on_the_same_weights_from_any_folder_and_on_no_others(backbone, tmp_path):
+    folders = [shutil.copytree(backbone, tmp_path / name / "model") for name in "abc"]
+    tiny_models.model("bert", "features", seed=1).save_pretrained(folders[2])
+    models = [ah.load_backbone(str(folder))[0] for folder in folders]
+    for folder, model in zip(folders, models, strict=True):
+        ah.attach(model, "lora", name="mine").save(folder.with_name("saved"))
+        ah.detach(model)
+    saved = [folder.with_name("saved") for folder in folders]
+    ids = [Saved.at(each).manifest.backbone.id for each in saved]
+    assert ids[0] == ids[1] != ids[2]
+    assert [name.partition("--")[0] for name in ids] == ["model"] * 3
+    models[1].config._name_or_path = "acme/the-hub-s-copy"
+    ah.load(models[0], saved[1])
+    ah.load(models[1], saved[0])
+    for model, other in ((models[2], saved[0]), (models[0], saved[2])):
+        with pytest.raises(MismatchError, match="different backbone") as error:
+            ah.load(model, other, name="other")
+        assert "load_backbone('path/to/model')" in str(error.value)
