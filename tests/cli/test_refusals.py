@@ -117,6 +117,7 @@ SHORT = {
         ("COMBINE --head other", "--head other is not combined"),
         ("CONVERT --energy 2", "--energy 2.0"),
         ("CONVERT --rank 0", "--rank"),
+        ("resize run --backbone B --output new", "--rank R, or --energy 0.99"),
         ("resize run --backbone B --rank 2", "--output DIR"),
         ("report run --output no/x", "error: "),
         ("inspect acme/nothing-here", "no backbone 'acme/nothing-here'"),

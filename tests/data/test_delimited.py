@@ -8,7 +8,7 @@ import io
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adapterhub.data import delimited
@@ -127,6 +127,7 @@ def test_the_first_line_names_columns_or_not(case):
 
 
 @given(st.text(), st.sampled_from([",", "\t", None]))
+@example("a;b\n1,5;2\n", None)  # decimal commas
 def test_any_text_has_some_dialect(text, usual):
     found = find_delimiter(text, usual)
     assert found in {*delimited.DELIMITERS, usual}

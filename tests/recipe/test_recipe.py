@@ -218,8 +218,9 @@ def test_a_mixing_round_trips(name):
 
 @pytest.mark.parametrize(
     ("spec", "match"),
-    [("temprature", "temperature"), ("temperature(t=0.5)", "from 1"), ("size(limt=4)", "limit"),
-     ("size, equal", "invalid mixing spec"), ({"size": 4}, "invalid mixing spec")],
+    [("temprature", "temperature"), ("temperature(t=0.5)", "from 1"), ("size(limit=0)", "from 1"),
+     ("size(limt=4)", "limit"), ("size, equal", "invalid mixing spec"),
+     ({"size": 4}, "invalid mixing spec")],
 )  # fmt: skip
 def test_a_wrong_mixing_is_refused(spec, match):
     with pytest.raises(ConfigError) as error:

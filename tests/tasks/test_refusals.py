@@ -108,6 +108,7 @@ def test_options(spec, expected):
         ("tagging", "a.conll", "a\tU-x\nb\tE-x\n",
          "token 1: the tag 'U-x' is not O, B-kind, I-kind, E-kind"),
         ("tagging", "a.conllu", "1\ta\t_\tDET\n", "line 1: 4 fields"),
+        ("tagging", "a.conllu", "# sent_id = 1\n", "no sentences"),
         ("tagging", "a.conll", "a\tO\nb\n", "line 2: 1 fields"),
         ("tagging", "a.conll", "-DOCSTART- O\n", "no sentences"),
         ("tagging", "a.conll", "a\nb\n", "--label"),
