@@ -1,4 +1,4 @@
-"""`adapterhub predict`: of arguments, files, a terminal and tables, also of damaged adapters."""
+"""`adapterhub predict`: of arguments, files, a terminal and tables."""
 
 from __future__ import annotations
 
