@@ -99,7 +99,7 @@ torchao: .venv-torchao/.installed
 
 # Liger's kernels, by Triton's interpreter on a CPU.
 liger: .venv-liger/.installed
-	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_compiled_layers.py -k liger $(ARGS)
+	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_compiled_layers.py -k "liger or kernels" $(ARGS)
 
 # Vision models of timm, which needs torchvision, with which transformers has other image processors.
 timm: .venv-timm/.installed
