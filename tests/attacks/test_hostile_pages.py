@@ -29,13 +29,13 @@ from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.errors import printable
 from adapterhub.files.card import InPeft, card, export_card, split_card
-from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
+from adapterhub.files.manifest import BackboneRef, Manifest, to_json
 from adapterhub.pages.comparison import runs_page
 from adapterhub.pages.page import RunFiles, page_html, read_run
 from adapterhub.pages.row_scores import KINDS, PredictionFile
 from adapterhub.registry.hub_writer import hub_card
 from adapterhub.registry.version_files import entry_of
-from tests.kit.registries import IDENTITY
+from tests.kit.registries import CLASSIFIER, IDENTITY
 from tests.kit.runs import ROWS, predictions, run_folder
 from tests.kit.selection import ALL, long_table
 from tests.kit.studies import made_records
@@ -224,15 +224,8 @@ def test_a_stranger_s_lines_are_broken_files_and_no_crash(tmp_path) -> None:
 # Cards
 
 
-HARMLESS = Manifest(
-    name="polite",
-    methods=({"lora": {"rank": 8}},),
-    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert", identity=IDENTITY),
-    task="classification",
-    labels=("no", "yes"),
-    head=TaskHead("classification", "single_label_classification"),
-    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
-    metrics={"accuracy": 0.75},
+HARMLESS = replace(
+    CLASSIFIER,
     training={"recipe": {"note": "plain"}, "seed": 3, "steps": 9, "data": {"train": 1, "eval": 2}},
     versions={"torch": "2.6.0"},
     description="plain",

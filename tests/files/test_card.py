@@ -14,19 +14,13 @@ from markdown_it import MarkdownIt
 
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.card import InPeft, card, model_kind
-from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
+from adapterhub.files.manifest import BackboneRef
 from adapterhub.files.shown_table import ShownTable, TableCell, code_block, literal
-from tests.kit.registries import IDENTITY
+from tests.kit.registries import CLASSIFIER, IDENTITY
 
-MANIFEST = Manifest(
-    name="polite",
-    methods=({"lora": {"rank": 8}},),
-    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert", identity=IDENTITY),
-    task="classification",
+MANIFEST = dataclasses.replace(
+    CLASSIFIER,
     labels=("no", "a|b\nc"),
-    head=TaskHead("classification", "single_label_classification"),
-    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
-    metrics={"accuracy": 0.75},
     training={"recipe": {"seed": 3, "train": {"epochs": 2}}, "seed": 3, "steps": 9},
 )
 

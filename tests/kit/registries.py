@@ -16,7 +16,15 @@ import pytest
 import torch
 
 from adapterhub.errors import RegistryError
-from adapterhub.files.manifest import BackboneRef, FoundationRef, Manifest, from_json, to_json
+from adapterhub.files.manifest import (
+    BackboneRef,
+    FoundationRef,
+    Manifest,
+    TaskHead,
+    TensorInfo,
+    from_json,
+    to_json,
+)
 from adapterhub.files.native import Saved, write_adapter
 from adapterhub.files.signature import PrivateKey
 from adapterhub.registry.publish import sign
@@ -38,6 +46,16 @@ IDENTITY = {
     "strength": "sample",
     "tokens": None,
 }
+CLASSIFIER = Manifest(
+    name="polite",
+    methods=({"lora": {"rank": 8}},),
+    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert", identity=IDENTITY),
+    task="classification",
+    labels=("no", "yes"),
+    head=TaskHead("classification", "single_label_classification"),
+    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
+    metrics={"accuracy": 0.75},
+)
 
 
 def write_sample(
