@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from adapterhub.bench import advice
 from adapterhub.bench.advice import Cost, recommend
-from adapterhub.bench.paired import PairedComparison, compare_with
+from adapterhub.bench.paired import compare_with
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
 from tests.kit.studies import Truth
@@ -178,17 +176,6 @@ def test_an_untrained_method_may_be_as_good():
     assert reason.startswith("It was not shown to be better than majority (+")
 
 
-@settings(max_examples=20)
-@given(st.integers(0, 2**20), st.permutations(range(4)))
-def test_the_order_of_the_methods_changes_nothing(number, order):
-    truth = Truth("accuracy", LEVELS, rows=100)
-    study = truth.study(np.random.default_rng(number))
-    study = [replace(runs, method=name) for runs, name in zip(study, NAMES, strict=True)]
-    assume(len({runs.scores.mean() for runs in study}) == 4)
-    first, second = (recommend(each, COSTS) for each in (study, [study[i] for i in order]))
-    assert (second.method, second.best) == (first.method, first.best)
-
-
 BASE = {**COSTS, "head": Cost(770, 10.0, is_adapter=False)}
 
 
@@ -217,49 +204,3 @@ def test_a_head_that_is_worse_is_hardly_ever_taken(kind):
         for rows in (100, 400)
     ]
     assert taken.count("head") <= 0.05 * len(taken)
-
-
-TIED = PairedComparison(
-    baseline="lora",
-    method="pfeiffer",
-    score="accuracy",
-    points=100,
-    lower_is_better=False,
-    rows=500,
-    value=0.004,
-    low=-0.009,
-    high=0.017,
-    error=0.0065,
-    freedom=60,
-    covers_seeds=True,
-    p=0.3,
-    corrected=0.61,
-    comparisons=7,
-    divisor=2,
-)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "+0.4 points, 95 % interval -1.1 to +1.9, p = 0.61"),
-        ({"corrected": None}, "+0.4 points, 95 % interval -0.9 to +1.7"),
-        ({"low": None, "high": None, "corrected": None}, "+0.4 points"),
-        (
-            {"score": "loss", "points": 1, "corrected": 0.01},
-            "+0.004 loss, 95 % interval -0.0109 to +0.0189, p = 0.01",
-        ),
-        ({"value": -1e-7}, "+0.0 points, 95 % interval -1.5 to +1.5, p = 0.61"),
-    ],
-)
-def test_a_comparison_in_numbers(changes, expected):
-    assert advice.numbers_text(replace(TIED, **changes)) == expected
-
-
-def test_figures_are_short():
-    assert [advice.points_text(0.8412, 100), advice.points_text(0.32142, 1)] == ["84.1", "0.3214"]
-    texts = ["p < 0.001", "p = 0.0496", "p = 0.0504", "p = 1"]
-    assert [*map(advice.p_text, (0.0001, 0.0496, 0.0504, 1.0))] == texts
-    assert [*map(advice.rate_words, (None, 3.16e-3, 9.99e-3))] == ["-", "3.2e-3", "1e-2"]
-    assert [*map(advice.size_words, (5, 5000, 123_456, 2e9))] == ["5 B", "5.0 kB", "123 kB", "2 GB"]
-    assert [*map(advice.time_words, (0.5, 59, 150, 9000))] == ["0.5 s", "59 s", "2 min", "2.5 h"]

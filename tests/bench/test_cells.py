@@ -90,15 +90,6 @@ def test_the_best_rate_of_the_grid_is_found(decades, rates):
     assert chosen in (min(tried), max(tried)) or not outside, "the best rate is beyond all grids"
 
 
-def test_a_grid_that_grows_has_the_rates_of_a_larger_one():
-    _, cells = conduct([GROUP], peak_at(1.0))
-    tried = {cell.rate for cell in cells if cell.steps < GROUP.steps}
-    assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
-    assert searching.rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
-    choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
-    assert (choices[GROUP], len(cells)) == (searching.RateChoice(GROUP.rate, ()), 3)
-
-
 def test_a_best_rate_inside_the_grid_costs_the_planned_trials():
     choices, cells = conduct([GROUP], peak_at(1e-3))
     steps = [cell.steps for cell in cells]
@@ -128,13 +119,6 @@ def test_a_rate_that_one_seed_is_lucky_with_is_not_chosen_by_several(tuning, cho
     assert len(seeds) == tuning
     assert finals == {1, 2, 3}
     assert not seeds & finals, "what is tested has chosen nothing"
-
-
-def test_every_method_has_the_same_trials_whatever_its_scores():
-    groups = [Group("data", name, 1_000, 200, 1e-3) for name in ("a", "b", "c")]
-    _, cells = conduct(groups, lambda cell: len(cell.method) - abs(math.log(cell.rate / 1e-3)))
-    counts = {name: [c.method for c in cells].count(name) for name in "abc"}
-    assert len(set(counts.values())) == 1
 
 
 scores = st.one_of(st.floats(-1, 1), st.just(-math.inf), st.just(math.nan))
@@ -169,15 +153,3 @@ def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none():
         return -math.inf if (cell.rate, cell.seed) == (1e-3, 1000) else peak_at(1e-3)(cell)
 
     assert conduct([GROUP], once, tuning_seeds=2)[0][GROUP].rate in (3.16e-4, 3.16e-3)
-
-
-def test_short_runs_are_tried_as_a_whole():
-    short = Group(
-        "data", "lora", 100, searching.SHARE * searching.LEAST_STEPS - searching.SHARE, 1e-3
-    )
-    assert short.first_steps == short.steps
-    _, cells = conduct([short], peak_at(1e-3))
-    assert {cell.steps for cell in cells} == {short.steps}
-    assert len(cells) == 5 + 3
-    _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
-    assert len(cells) == 5 + searching.KEPT + 3

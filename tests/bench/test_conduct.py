@@ -54,17 +54,6 @@ def test_records_of_another_machine_are_taken_as_they_are(finished, tmp_path):
     assert StudyState(other, merged).records == state.records
 
 
-def test_numbers_of_rows_are_compared_by_the_metric_that_selects(study, tmp_path):
-    recipe = replace(study.recipe, train=replace(study.recipe.train, best_metric="matthews"))
-    bench = replace(study.bench, rows=(20, 10_000), methods=("head",), rates=1, seeds=1)
-    plan, folder, engine = planned(replace(study, recipe=recipe, bench=bench), tmp_path)
-    assert [group.rows for group in plan.groups] == [20, 104]
-    state = run_study(plan, folder, engine)
-    assert {record.cell.rows for record in state.records} == {20, 104}
-    assert {record.metric for record in state.records} == {"matthews"}
-    assert all("matthews" in r.selected.keys() & r.tested.keys() for r in state.records)
-
-
 def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(study, tmp_path):
     bench = replace(study.bench, methods=("head",), rates=1, seeds=1)
     plan, folder, engine = planned(replace(study, bench=bench), tmp_path)
@@ -161,24 +150,6 @@ def test_a_silent_claim_of_another_machine_expires_and_a_living_one_does_not(tmp
 def facts_of(finished: Any, *methods: str) -> list[Any]:
     """Return the facts of the cells of some methods, which one process has run alone."""
     return [facts(r) for r in finished.state.records if r.cell.method in methods]
-
-
-def test_shards_in_turns_run_every_cell_once(finished, tmp_path):
-    methods = ("head", "lora(sites=[nowhere])")
-    study, expected = with_methods(finished.study, *methods), facts_of(finished, *methods)
-    plan, folder, engine = planned(study, tmp_path / "shards")
-    ran: list[tuple[str, int]] = []
-    for turn in range(20):
-        shard = Shard(turn % 2 + 1, 2)
-        state = run_study(
-            plan, folder, engine, lambda r, left, s=shard: ran.append((r.key, s.number)), shard
-        )
-        if not state.next()[0]:
-            break
-    assert [facts(record) for record in state.records] == expected
-    assert len({key for key, _ in ran}) == len(ran) == len(expected)
-    assert all(Shard(number, 2).has(key) for key, number in ran)
-    assert {number for _, number in ran} == {1, 2}
 
 
 @pytest.mark.apart

@@ -139,23 +139,3 @@ def test_a_configuration_is_json_and_has_our_width(peer, study):
         if isinstance(part, dict) and "reduction_factor" in part.get("options", {}):
             width = next(iter(anatomy.select(["ffn"]))).d_out
             assert width // part["options"]["reduction_factor"] == peer.method.size
-
-
-def test_an_environment_that_cannot_train_is_named(tmp_path):
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho No module named adapters >&2\nexit 1\n")
-    broken.chmod(0o700)
-    worker = Worker("adapters", str(broken), tmp_path / "log")
-    with pytest.raises(SystemExit, match=r"(?s)cannot train with adapters.*No module named"):
-        _ = worker.hello
-    worker.close()
-
-
-def test_the_command_names_its_methods_and_tasks(study):
-    assert len({peer.label for peer in PEERS}) == len(PEERS)
-    with pytest.raises(SystemExit, match="peft lara: one of lora, dora"):
-        named("peft", ["lara"])
-    two = replace(study, bench=replace(study.bench, tasks={"a": {}, "b": {}}))
-    assert list(script.of_tasks(two, ["b"]).bench.tasks) == ["b"]
-    with pytest.raises(SystemExit, match="--tasks c: one of a, b"):
-        script.of_tasks(two, ["c"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
 import re
 import signal
@@ -15,17 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from adapterhub.bench import execute
 from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import LEAST_STEPS, Cell, Group, next_cells, runs_left
-from adapterhub.bench.execute import EVALUATIONS, TaskContext, TaskData, read_task_data, run_cell
-from adapterhub.bench.plan import StepTime, _step_time, affordable
-from adapterhub.bench.study import BenchOptions, as_begun, keep_study
+from adapterhub.bench.execute import EVALUATIONS, TaskData, read_task_data, run_cell
+from adapterhub.bench.plan import StepTime, affordable
+from adapterhub.bench.study import BenchOptions
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
-from adapterhub.loop.loop import peak_memory
 from adapterhub.loop.processes import Stopped
 from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task
@@ -119,41 +116,6 @@ def test_a_signal_while_steps_are_measured_stops_the_study(study, tmp_path, monk
     assert error.value.hint == "run the same command again"
 
 
-def test_the_time_of_a_step_is_that_of_its_whole_batch(study, tmp_path):
-    """The batch size that is left open follows from the rows: 16 here."""
-    plan, _, engine = planned(study, tmp_path)
-    context, group = plan.contexts["train"], plan.groups[0]
-    assert context.recipe.train.batch_size is None
-    accumulated = replace(context.recipe.train, gradient_accumulation=8)
-    other = replace(context, recipe=replace(context.recipe, train=accumulated))
-
-    def fastest(each: TaskContext) -> float:  # of three: other processes may be running
-        return min(_step_time(group, each, engine.loader, tmp_path).step for _ in range(3))
-
-    assert fastest(other) > 1.5 * fastest(context)
-
-
-def test_slow_evaluations_leave_fewer_rows_to_select(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "FEWEST_SELECTING", 3)
-    monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 1.0))
-    bench = replace(study.bench, steps=None, methods=("head", "lora"))
-    plan = planned(replace(study, bench=replace(bench, budget="2m")), tmp_path)[0]
-    selecting = len(plan.contexts["train"].data.run.evaluation)
-    unlimited = planned(replace(study, bench=bench), tmp_path / "all")[0]
-    every = len(unlimited.contexts["train"].data.run.evaluation)
-    assert 3 <= selecting < every
-    assert plan.study.bench.select_rows == selecting
-    assert f"{selecting} rows select, of {every}" in " ".join(plan.notes)
-    again = as_begun(replace(study, bench=replace(bench, budget="2m")), tmp_path / "study")
-    assert again.bench.select_rows == bench.select_rows  # nothing was begun there
-    keep_study(plan.study, tmp_path / "study")
-    begun = as_begun(replace(plan.study, bench=replace(bench, budget="2m")), tmp_path / "study")
-    assert begun.bench.select_rows == selecting
-    monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 0.01))
-    plan = planned(replace(study, bench=replace(bench, budget="1h")), tmp_path / "long")[0]
-    assert plan.study.bench.select_rows >= every
-
-
 def test_the_kernels_of_the_first_time_are_kept(study, tmp_path, monkeypatch):
     study = replace(study, recipe=replace(study.recipe, dtype=None))
     first = KernelChoice("bf16", "eager", "measured")
@@ -204,16 +166,6 @@ def test_a_cell_that_was_killed_before_its_first_step_begins_anew(study, tmp_pat
     record = run_cell(cell, context, engine.loader, tmp_path / "work")
     assert (record.status, record.error) == ("done", "")
     assert not folder.exists()
-
-
-def test_peak_memory_begins_anew():
-    device = torch.device("cpu")
-    block = mmap.mmap(-1, 240_000_000)  # returned to the system at once, unlike what malloc keeps
-    torch.frombuffer(block, dtype=torch.uint8).fill_(1)
-    high = peak_memory(device)
-    block.close()
-    execute.reset_peak_memory()
-    assert peak_memory(device) < high - 100_000_000
 
 
 def test_a_new_option_that_changes_nothing_leaves_the_digest(study, tmp_path, monkeypatch):

@@ -12,10 +12,8 @@ import pytest
 
 from adapterhub.bench import report, tables
 from adapterhub.bench.report import study_markdown, study_page
-from adapterhub.bench.results import study_results
 from adapterhub.bench.tables import task_table
 from adapterhub.pages.figures import COLOURS
-from tests.kit.studies import made_records
 
 pytestmark = pytest.mark.usefixtures("charts")
 COMMANDS = {("mine", 100): "adapterhub train --method 'lora(rank=2)'"}
@@ -50,19 +48,6 @@ def test_the_page_needs_no_network_and_runs_no_script_but_its_own(made_study, ma
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in policy
-
-
-def test_several_tasks_have_a_summary_and_a_section_each(made_study, made_results):
-    (task,) = made_results
-    one = study_page(made_study, made_results, {})
-    page = study_page(made_study, [task, replace(task, rows=50), replace(task, task="b")], {})
-    assert "All tasks" in page
-    assert "All tasks" not in one
-    assert "mine, 50 rows" in page
-    assert page.count("By number of training rows") == 1
-    other = replace(task, task="yours")
-    assert "## All tasks" in study_markdown(made_study, [task, other], {})
-    assert "## All tasks" not in study_markdown(made_study, made_results, {})
 
 
 def test_the_markdown_has_the_advice_the_command_and_the_whole_table(made_study, made_results):
@@ -114,19 +99,6 @@ def test_charts_have_the_names_of_methods_and_short_numbers(made_results):
     assert [*map(report.count_words, numbers)] == [*numbers.values()]
 
 
-def test_a_very_wide_interval_does_not_hide_the_others(made_study):
-    accuracy = {"head": 0.7, "lora": 0.8, "mam": 0.75}
-    (task,) = study_results(made_study, made_records(made_study, accuracy), {})
-    before = report.score_range(task)
-    wide = replace(task.methods[0].estimate, low=0.01, high=0.99)
-    other = replace(task, methods=(replace(task.methods[0], estimate=wide), *task.methods[1:]))
-    low, high = report.score_range(other)
-    assert before[0] - 2 <= low
-    assert high <= before[1] + 2
-    alone = replace(task, methods=other.methods[:1])
-    assert report.score_range(alone)[0] < 1  # nothing else is there
-
-
 # The tables: what their cells say, and what they are sorted by.
 
 
@@ -134,11 +106,6 @@ def cells(task, method):
     table = task_table(task)
     (row,) = [row for row in table.rows if row[0] == method]
     return dict(zip(table.columns[1:], row[1:], strict=True))
-
-
-def with_result(task, result):
-    methods = tuple(result if each.method == result.method else each for each in task.methods)
-    return replace(task, methods=methods)
 
 
 def test_every_column_of_a_trained_method(made_results):
@@ -165,27 +132,3 @@ def test_every_column_of_a_trained_method(made_results):
     methods = tuple(replace(each, gap=None, costs=None) for each in task.methods)
     titles = {*task_table(replace(task, methods=methods)).columns}
     assert found.keys() - titles == {"fit gap", "trained", "files", "training", "peak memory"}
-
-
-def test_the_baseline_failed_seeds_and_what_is_not_known(made_results):
-    (task,) = made_results
-    assert cells(task, "lora")["against lora"].text == "baseline"
-    head, lora = task.find("head"), task.find("lora")
-    unknown = replace(head, comparison=replace(head.comparison, corrected=None))
-    assert cells(with_result(task, unknown), "head")["against lora"].text.endswith(", not known")
-    even = replace(head, comparison=replace(head.comparison, value=-1e-7))
-    assert cells(with_result(task, even), "head")["against lora"].text.startswith("+0.0, ")
-    spoiled = replace(lora, finals=(replace(lora.finals[0], status="diverged"), *lora.finals[1:]))
-    assert cells(with_result(task, spoiled), "lora")["seeds"].text == "2 of 3 (1 diverged)"
-    assert cells(with_result(task, replace(lora, at_edge=True)), "lora")["rate"].text == "1e-3 edge"
-
-
-def test_all_tasks_are_in_one_table(made_results):
-    other = replace(made_results[0], task="yours")
-    table = tables.summary_table([made_results[0], replace(other, methods=other.methods[:1])])
-    assert table.columns == ["method", "mine", "yours"]
-    found = {name: texts for name, *texts in table.texts()}
-    assert found["mam"] == ["diverged", ""]
-    assert found["head"][0] == found["head"][1]
-    loss = replace(made_results[0], score=replace(made_results[0].score, name="loss"))
-    assert tables.score_title(loss) == "loss, lower is better"

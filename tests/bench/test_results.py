@@ -19,7 +19,7 @@ from adapterhub.bench.records import CellRecord, Costs, PredictedRows, RecordFol
 from adapterhub.bench.results import study_results
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.pages.row_scores import KINDS, calibration, is_right, row_score
+from adapterhub.pages.row_scores import calibration, is_right, row_score
 from tests.kit.studies import made_record, made_records
 
 # Records are read as written, whole or not at all.
@@ -219,13 +219,6 @@ def test_records_of_other_data_are_left_out(made_study):
     assert [len(found.finals) for found in task.methods] == [3, 3, 0]
 
 
-def test_of_several_choices_that_with_the_most_steps_counts(made_study):
-    records = made_records(made_study, {"lora": 0.9})
-    older = made_record(Cell("mine", "lora", 100, 40, 3e-3, 1, "final"), 0, 0.5, 200)
-    (task,) = study_results(made_study, [*records, older], {})
-    assert {record.cell.steps for record in task.find("lora").finals} == {80}
-
-
 @pytest.mark.parametrize("best", [1e-3, 1e-2])
 def test_of_several_rates_that_with_the_best_trials_counts(made_study, best):
     """As after a search that was continued with another seed: both rates have final runs."""
@@ -259,15 +252,6 @@ def test_recorded_methods_are_compared_with_the_others_and_never_recommended(mad
     assert others[1:] == list(alone.advice.reasons[1:])
 
 
-def test_recorded_trials_alone_are_no_result_unless_all_of_them_failed(made_study):
-    """Another program may have run part of the tasks; ours would say `not run` of its own."""
-    bench = replace(made_study.bench, recorded=("begun", "lost"))
-    records = made_records(made_study, {"head": 0.6, "lora": 0.9, "begun": 0.9, "lost": math.nan})
-    records = [r for r in records if r.cell.method != "begun" or r.cell.stage == "search"]
-    (task,) = study_results(replace(made_study, bench=bench), records, {})
-    assert [found.method for found in task.methods] == ["head", "lora", "lost"]
-
-
 def test_rows_without_their_texts_are_scored_by_what_is_kept(made_study):
     """Labels of choices and texts are the user's, so records do not have them."""
     for kind, columns, name in (
@@ -279,16 +263,6 @@ def test_rows_without_their_texts_are_scored_by_what_is_kept(made_study):
         (task,) = study_results(made_study, records, {})
         assert task.score.name == name
         assert task.find("lora").estimate.value == (0.75 if kind == "choices" else 0.5)
-
-
-def test_a_gap_is_that_of_the_score_not_of_the_metric_that_selects(made_study):
-    def by_loss(record):
-        scores = {"tested": {"loss": 0.5}, "trained": {"loss": 0.1}} if record.tested else {}
-        return replace(record, metric="loss", selected={"loss": 0.5}, **scores)
-
-    (task,) = study_results(made_study, map(by_loss, made_records(made_study, ACCURACY)), MAJORITY)
-    assert task.score.name == "accuracy"
-    assert {each.gap for each in task.methods} == {None}
 
 
 # Constant predictions, and a bag of words.
@@ -313,28 +287,6 @@ def test_the_majority_class_is_right_as_often_as_it_occurs():
     assert constant_of("classes", train[1::-1]).value == "a", "of equally frequent ones the first"
 
 
-def test_the_mean_of_numbers_has_no_correlation_and_the_variance_as_its_error():
-    constant = constant_of("numbers", [Example("x", None, n) for n in (1.0, 2.0, 6.0)])
-    assert (constant.name, constant.value) == ("mean", 3.0)
-    found = constant.predict(PredictedRows("numbers", {"label": [2.0, 4.0], "prediction": [0, 0]}))
-    assert accuracy(found) == 0.0
-    assert accuracy(found, "mse") == 1.0
-
-
-def test_the_most_frequent_labels_of_several():
-    train = [SimpleNamespace(labels=labels) for labels in (("b", "a"), ("a", "b"), ("a",), ())]
-    constant = constant_of("sets", train)
-    assert (constant.value, constant.share) == (["a", "b"], 0.5)
-    rows = PredictedRows("sets", {"label": [["a"], ["a", "b"]], "prediction": [[], []]})
-    assert accuracy(constant.predict(rows), "exact_match") == 0.5
-
-
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"classes", "numbers", "sets"}))
-def test_other_kinds_have_none(kind):
-    assert constant_of(kind, [Example("x", None, "a")]) is None
-    assert constant_of("classes", []) is None
-
-
 def rows_of(kind: str, test: list[Example]) -> PredictedRows:
     empty = {"prediction": [None] * len(test)} | (
         {"score": [0.0] * len(test)} if kind == "classes" else {}
@@ -357,31 +309,6 @@ def test_a_bag_of_words_learns_what_words_say_and_not_their_order(pair):
     assert bag_of_words("classes", {2: orders}, orders) is not None
     assert bag_of_words("classes", {2: train[:1] * 2}, train) is None, "one class"
     assert bag_of_words("classes", {2: [SimpleNamespace(label="a")] * 2}, train) is None
-
-
-def test_a_bag_of_words_is_fitted_again_only_to_other_rows(monkeypatch):
-    train = [Example(f"{label} film {n}", None, label) for n in range(4) for label in ("a", "b")]
-    known = bag_of_words("classes", {8: train, 4: train[:4]}, train)
-    fitted = []
-    monkeypatch.setattr(baselines, "predict_by_words", lambda *rows: fitted.append(rows))
-    same = ({4: train[:4], 8: list(train)}, list(train))
-    assert bag_of_words("classes", *same, known) is known
-    assert not fitted
-    for rows, test in (
-        ({8: train}, train),
-        (same[0], train[1:]),
-        ({4: train[4:], 8: train}, train),
-    ):
-        assert bag_of_words("classes", rows, test, known) is None
-    assert len(fitted) == 5
-
-
-def test_a_bag_of_words_estimates_numbers():
-    train = [Example("good " * n + "bad " * (8 - n), None, float(n)) for n in range(9)] * 4
-    found = bag_of_words("numbers", {len(train): train}, train)
-    predicted = found.predict(rows_of("numbers", train), len(train)).columns["prediction"]
-    errors = [abs(a - b.label) for a, b in zip(predicted, train, strict=True)]
-    assert sum(errors) / len(errors) < 0.5
 
 
 def test_constants_are_kept_in_the_folder_of_a_study(tmp_path):

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import norm, t
 
 from adapterhub.bench import statistics
@@ -232,26 +230,6 @@ def test_a_seed_that_diverged_has_failed(kind, field, value, metric):
 def test_methods_that_do_not_compare_are_refused(other):
     with pytest.raises(ConfigError, match="cannot be compared"):
         estimate_all([runs_of(np.eye(3, 30)), other])
-
-
-# Invariance
-
-
-@settings(max_examples=25)
-@given(st.sampled_from(sorted(PREDICTIONS)), st.integers(0, 2**20))
-def test_the_order_of_rows_and_seeds_changes_nothing(kind, number):
-    study = small_study(kind, number)
-    random = np.random.default_rng(number)
-    rows = random.permutation(study[0].rows)
-    again = [
-        replace(r, columns=tuple(r.columns[i][rows] for i in random.permutation(r.seeds)))
-        for r in study
-    ]
-    for first, second in zip(estimate_all(study), estimate_all(again), strict=True):
-        numbers = [(e.value, e.sd, e.low, e.high) for e in (first, second)]
-        assert numbers[1] == pytest.approx(numbers[0], rel=1e-9)
-        assert (-1 if kind == "pearson" else 0) <= first.low <= first.value <= first.high
-        assert kind == "loss" or first.high <= 1
 
 
 # Coverage

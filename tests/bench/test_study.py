@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapterhub.bench import study as studies
-from adapterhub.bench.study import STUDY, Study, keep_study, read_study
+from adapterhub.bench.study import STUDY, keep_study, read_study
 from adapterhub.errors import ConfigError, OutputError
 
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}
@@ -118,15 +118,3 @@ def test_the_folder_of_a_study_may_be_moved_and_is_not_that_of_another(study, tm
     assert read_study(tmp_path / "b" / STUDY).recipe.output == str(tmp_path / "b")
     with pytest.raises(OutputError, match="another study"):
         keep_study(replace(study, bench=replace(study.bench, seeds=9)), tmp_path / "b")
-
-
-def test_the_recorded_methods_of_a_folder_stay(study, tmp_path):
-    """A study that does not name them is the same study: they decide nothing that is run."""
-
-    def naming(*names: str) -> Study:
-        return replace(study, bench=replace(study.bench, recorded=names))
-
-    keep_study(naming("a", "b"), tmp_path)
-    assert keep_study(naming("c"), tmp_path).bench.recorded == ("a", "b", "c")
-    assert keep_study(study, tmp_path).bench.recorded == ("a", "b", "c")
-    assert read_study(tmp_path / STUDY).bench.recorded == ("a", "b", "c")
