@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.cli._format import has_display
 from adapterhub.cli.compare import difference_lines
 from adapterhub.pages.row_scores import Difference, read_predictions
 from tests.kit.runs import predictions, run_folder
@@ -94,14 +93,6 @@ def test_the_page_is_made_anew_and_opened_where_that_can_be(
     monkeypatch.setattr(webbrowser, "open", lambda uri: False)
     code, _, err = adapterhub("report", folder, "--open")
     assert (code, "no browser was found" in err) == (0, True)
-
-
-def test_a_display_is_needed_and_no_connection_from_elsewhere():
-    for environment, platform, shown in (
-        ({}, "linux", False), ({"DISPLAY": ":0"}, "linux", True), ({}, "darwin", True),
-        ({"WAYLAND_DISPLAY": "w"}, "linux", True), ({"SSH_TTY": "x"}, "darwin", False),
-    ):  # fmt: skip
-        assert has_display(environment, platform) is shown
 
 
 def test_several_runs_are_one_page(adapterhub, tmp_path, browser):

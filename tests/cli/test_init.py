@@ -1,14 +1,9 @@
-"""The command line itself: help texts, start-up time, printed tables, words of other programs."""
+"""The command line itself: help texts, and words of other programs."""
 
 from __future__ import annotations
 
-import importlib
-import io
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -16,7 +11,6 @@ import pytest
 
 from adapterhub import cli
 from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, OTHER_FLAGS, OTHER_WORDS, group
-from adapterhub.cli._format import bytes_text, seconds_text, sparkline
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
 from tests.kit.session import refused, succeeded
@@ -24,28 +18,6 @@ from tests.kit.session import refused, succeeded
 YAML = re.compile(
     r"\bnull\b|mapping of|\banything\b|\b(str|int|bool|float) [|,]|list of (str|int)|\(s\)"
 )
-
-
-def seconds_of_children():
-    """Return the CPU time of child processes, which barely depends on how busy the machine is."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-HELP = "import sys; sys.argv=['adapterhub','--help']; from adapterhub.cli import main; main()"
-
-
-@pytest.mark.parametrize("code", ["import adapterhub", HELP])
-def test_import_and_help_are_fast_and_do_not_load_torch(code):
-    report = "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
-    words = [sys.executable, "-c", f"import sys, atexit; {report}; {code}"]
-    for _ in range(3):
-        start = seconds_of_children()
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        assert done.stderr.strip() == "False"
-        if (best := seconds_of_children() - start) < 0.5:
-            break
-    assert best < 0.5
 
 
 def command_of(words):
@@ -94,25 +66,6 @@ def test_each_command_has_an_example_and_says_where_to_go_on(adapterhub, subtest
             assert {place.split()[0].rstrip(",") for place in places} <= set(COMMANDS) - {name}
 
 
-def test_the_first_page_and_that_of_train_are_short_and_name_what_there_is(adapterhub):
-    importlib.import_module("adapterhub.cli.list")  # binds `list` in the package to a module
-    first, whole = (succeeded(adapterhub("--help", *words)) for words in ((), ("--all",)))
-    assert len(first.splitlines()) <= 2 / 3 * len(whole.splitlines())
-    end = "has the options and examples of one. New here: `adapterhub quickstart`."
-    assert " ".join(first.split()).endswith(end)
-    for name, summary in COMMANDS.items():
-        assert re.search(rf"\b{name}\b", first)
-        assert f"  {name:10}  {summary}" in whole.splitlines()
-    assert all(f"{title}:" in whole for title in HEADINGS)
-    assert adapterhub("--all")[1] == whole == adapterhub("--all", "-h")[1]
-    *lines, last, end = succeeded(adapterhub("train", "--help")).splitlines()
-    assert len(lines) <= 70, "the most used, not all"
-    for flag in ("--backbone", "--method", "--train", "--output", "--epochs", "--lr"):
-        assert any(line.strip().startswith(flag) for line in lines)
-    assert "options" in last + end
-    assert "recipe" in last + end
-
-
 def test_every_command_has_a_module_and_is_under_one_heading():
     assert sorted(name for names in HEADINGS.values() for name in names) == sorted(COMMANDS)
     modules = {path.stem for path in Path(cli.__file__).parent.glob("[!_]*.py")}
@@ -147,26 +100,3 @@ def test_flags_of_other_programs_have_a_hint(adapterhub, subtests, command):
                 code, _, err = adapterhub(command, "x", f"--{flag}", "1")
                 assert (code, meant in " ".join(err.split())) == (2, True)
     refused(adapterhub(command, "x", "--gpu", "0"), "CUDA_VISIBLE_DEVICES")
-
-
-# Numbers and tables as the commands print them.
-
-
-def test_bytes_and_durations():
-    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 317_700: "318 kB", 1_540_000: "1.5 MB",
-             2.5e9: "2.50 GB", 25e9: "25.0 GB", 3e12: "3.0 TB"}  # fmt: skip
-    assert {size: bytes_text(size) for size in sizes} == sizes
-    assert seconds_text(59.4) == "59.4 s"
-    assert seconds_text(75.2) == "1 min 15 s"
-
-
-def test_a_sparkline_goes_from_the_least_to_the_greatest_and_averages_many_values(monkeypatch):
-    """It is digits where the encoding has no blocks."""
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert [sparkline(values) for values in ([3.0, 3.0], [2.0])] == ["▁▁", "▁"]
-    line = sparkline([float(i // 100) for i in range(1000)], width=10)
-    assert (len(line), line[0], line[-1]) == (10, "▁", "█")
-    assert list(line) == sorted(line)
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
-    monkeypatch.setattr("sys.stdout", stream)
-    assert sparkline([0.0, 0.5, 1.0]) == "047"

@@ -16,7 +16,6 @@ from adapterhub.backbones.find import GOOD, default_backbone
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.methods import METHODS
-from tests.kit import tiny_models
 from tests.kit.pipelines import pipeline
 from tests.kit.session import refused, succeeded
 
@@ -47,12 +46,6 @@ def test_a_good_one_that_is_here_is_chosen_else_the_smallest(cache):
     cache(SMOLLM, "LlamaForCausalLM", 900)
     assert default_backbone("causal-lm") == (SMOLLM, "Hub cache")
     assert default_backbone("tagging")[0] == MINILM
-
-
-def test_the_kind_of_a_checkpoint_is_found():
-    for architecture in tiny_models.MATRIX:
-        config = type(tiny_models.model(architecture, task="features").config).__name__
-        assert find._kind({"architectures": [f"{config[:-6]}Model"]}), architecture
 
 
 def test_the_command_lists_what_is_here_and_what_is_good(cache, adapterhub, tmp_path):
@@ -91,30 +84,8 @@ def test_inspect_shows_the_anatomy(adapterhub, backbone):
     assert facts["not_found"] == []
 
 
-def test_a_backbone_without_a_tokenizer(adapterhub, tmp_path):
-    """A model of pictures without attention: its convolutions are named by their paths."""
-    options = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-    model = transformers.ResNetModel(transformers.ResNetConfig(**options))
-    model.save_pretrained(tmp_path / "resnet")
-    out = succeeded(adapterhub("inspect", tmp_path / "resnet", "--json"))
-    facts = json.loads(out)
-    (row,) = facts["sites"]
-    assert (row["site"], row["modules"], row["number"]) == ("convolution", ["Conv2d"], 8)
-    assert "Conv2d" in facts["named_sites"]["lora"]
-
-
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 MIXTURE = SMALL | {"num_experts": 4, "moe_intermediate_size": 16}
-
-
-def test_inspect_shows_which_layers_have_a_site():
-    """The last layer has a plain network, the others a mixture of experts."""
-    config = transformers.Qwen2MoeConfig(**MIXTURE, num_hidden_layers=4, mlp_only_layers=[3])
-    model = transformers.Qwen2MoeForCausalLM(config)
-    layers = {row["site"]: row["layers"] for row in ah.inspect(model).facts()["sites"]}
-    assert layers["decoder.ffn"] == layers["decoder.attn.q"] == "all"
-    assert layers["decoder.ffn.up"] == "1 of 4: 3"
-    assert layers["decoder.mix"] == ""
 
 
 def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
@@ -215,21 +186,6 @@ def test_a_pipeline_and_a_part_of_it(adapterhub, saved):
         assert set(anatomy.select([row.site])) == set(row.sites), row.site
 
 
-def test_a_model_with_parameters_at_no_site(adapterhub, tmp_path):
-    import diffusers
-
-    prior = diffusers.PriorTransformer(
-        num_attention_heads=2, attention_head_dim=4, num_layers=1, embedding_dim=8,
-        num_embeddings=3, additional_embeddings=2,
-    )  # fmt: skip
-    prior.save_config(tmp_path / "prior")
-    succeeded(adapterhub("inspect", tmp_path / "prior"), "not found: at no site")
-    facts = json.loads(adapterhub("inspect", tmp_path / "prior", "--json")[1])
-    (rest,) = facts["not_found"]
-    assert rest["module"] == "PriorTransformer"
-    assert "positional_embedding" in rest["names"]
-
-
 def test_a_hub_id_needs_its_configurations_only(adapterhub, saved, monkeypatch):
     calls = []
 
@@ -279,13 +235,3 @@ def test_a_folder_of_another_content_is_refused(adapterhub, folder, file, fields
     result = adapterhub("inspect", folder)
     refused(result, said)
     assert "\x1b" not in "".join(result[1:])
-
-
-def test_adapters_on_a_pipeline_are_compared(adapterhub, tmp_path):
-    pipe = pipeline()
-    for name in ("one", "two"):
-        ah.attach(pipe, "lora(sites=['unet.*.to_q'])", name=name).save(tmp_path / name)
-        ah.detach(pipe)
-    out = succeeded(adapterhub("compare", tmp_path / "one", tmp_path / "two", "--json"))
-    assert [run["trained"] for run in json.loads(out)["runs"]] == [2048, 2048]
-    assert adapterhub("report", tmp_path / "one")[0] == 0

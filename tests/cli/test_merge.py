@@ -9,12 +9,10 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.adapters import export
 from adapterhub.errors import OutputError
 from adapterhub.files.native import Saved
 from adapterhub.inference.merged_checkpoint import write_checkpoint
 from adapterhub.inference.open import open_adapter
-from adapterhub.interchange.peft import exporter
 from tests.kit import own_models, tiny_models
 from tests.kit.data import word_tokenizer, write_tsv
 from tests.kit.server import EXAMPLES, write_adapter
@@ -168,17 +166,6 @@ def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
     assert serve.startswith("vllm serve ")
     assert serve.endswith(f" --enable-lora --max-lora-rank 8 --lora-modules noisy={output}")
     assert len(list(output.iterdir())) == 3
-
-
-def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
-    where = ("--check", "peft", "--method", "lora", "--backbone", config_only)
-    with monkeypatch.context() as patch:
-        patch.setattr(exporter, "target_options", lambda *_: {"target_modules": ["o_proj"]})
-        code, out, _ = adapterhub("export", *where)
-    assert (code, out.splitlines()[-1]) == (1, "peft: 1 problem")
-    monkeypatch.setattr(export, "peft_is_installed", lambda: False)
-    code, out, _ = adapterhub("export", *where)
-    assert (code, out) == (0, "peft: no problems; outputs not compared, peft is missing\n")
 
 
 # `adapterhub convert`, `resize` and `combine`: adapters that are made of others.

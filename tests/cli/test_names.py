@@ -4,18 +4,12 @@ import itertools
 import shutil
 from pathlib import Path
 
-import pytest
-
-import adapterhub as ah
 from adapterhub.cli.train import _one_value_each, nested_flags, recipe_words
 from adapterhub.config.user_folders import is_file, is_folder, is_there
-from adapterhub.errors import AdapterhubError
-from adapterhub.registry.pull import named_reference
 from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
 
-PACKAGE = Path(ah.__file__).parent
 STRANGE = {
     "long": "x" * 300,
     "long in a folder": "./" + "x" * 300,
@@ -110,18 +104,6 @@ def test_a_folder_of_a_sweep_is_an_adapter(trained, adapterhub, tmp_path, monkey
     for name in (swept, f"./{swept}", f"../runs/{swept}", Path(swept).resolve(), f"x={swept}"):
         succeeded(adapterhub("serve", name, "--check"))
     refused(adapterhub("serve", "./learning_rate=9", "--check"), "no such folder")
-
-
-def test_names_of_clients():
-    """A name before the `=`, unless the whole is a folder or begins like one."""
-    for text, *expected in (
-        ("x=polite@v2", "x", "local"), ("x=hf:owner/name", "x", "hub"),
-        ("x=./lr=1", "x", "folder"), ("./lr=1", "", "folder"),
-    ):  # fmt: skip
-        name, reference = named_reference(text)
-        assert [name, reference.kind] == expected
-    with pytest.raises(AdapterhubError):
-        named_reference("runs/x=1/../lr=2")
 
 
 def test_several_data_files_are_sources_in_their_order():

@@ -76,13 +76,6 @@ def test_specs_are_read_in_any_case(adapterhub):
         spec_options("lora(rank=3, Rank=4)")
 
 
-def test_json(adapterhub):
-    train, lora = json.loads(succeeded(adapterhub("options", "train", "lora", "--json"))).values()
-    (every,) = (option for option in train if option["name"] == "train.log_every")
-    assert (every["type"], every["default"], bool(every["help"])) == ("int", 10, True)
-    assert "rank" in [option["name"] for option in lora]
-
-
 # `adapterhub recipe`: a complete recipe, ready to train
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +13,7 @@ import pytest
 from adapterhub.inference.open import Predictor
 from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.runs import TABLE_ROWS, train_two, write_table
+from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import CASES
 
@@ -80,10 +80,11 @@ def written(path):
     return path
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("source", "into"),
     [(".csv", ".tsv"), (".tsv", ".csv"), (".jsonl", ".jsonl"), (".parquet", ".parquet"),
      (".jsonl", ".csv")],
+    parts=2,
 )  # fmt: skip
 def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, source, into):
     file, output = written(tmp_path / f"rows{source}"), tmp_path / "new" / f"out{into}"
@@ -106,16 +107,6 @@ def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, 
     if "list" in found and source == into == ".jsonl":
         assert list(found["list"]) == ROWS["list"]
     refused(adapterhub("predict", trained, file, "--output", output), "is already there")
-
-
-def test_two_columns_on_the_terminal(adapterhub, trained):
-    for more in ([], ["--all"]):
-        out = succeeded(adapterhub("predict", trained, "the end", "a\tplot", *more))
-        cells = [line.split("\t") for line in out.splitlines()]
-        assert [row[-1] for row in cells] == ["the end", "a\\tplot"]
-        assert {row[0] for row in cells} <= {"neg", "pos"}
-        assert all(0 <= float(row[1]) <= 1 for row in cells)
-        assert [len(row) for row in cells] == [5 if more else 3] * 2
 
 
 def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
@@ -188,12 +179,13 @@ def test_each_line_is_answered_until_an_empty_one(typing, adapterhub, tmp_path, 
 PAIRS = "the end\na good end\nthe plot\n\nthe plot\ta film\n"
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("task", "lines", "said", "answers"),
     [
         *((task, PAIRS, "second text> ", 2) for task in ("question-answering", "reward")),
         ("multiple-choice", "the end\nthe end\tgood\tbad\n", "a text and two or more choices", 1),
     ],
+    parts=2,
 )
 def test_other_texts_are_asked_for_or_given(task, lines, said, answers, typing):
     """An error is told, and the next line is answered."""
@@ -223,25 +215,13 @@ def test_a_chat_goes_on_until_it_begins_anew(typing, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("task", ["seq2seq", "denoising"])
+@long_table("task", ["seq2seq", "denoising"], 2)
 def test_other_tasks_write_each_text_alone(task, typing, adapterhub, tmp_path):
     out = succeeded(typing(task, "the film\nthe film\n"))
     first, second = out.splitlines()
     assert first == second
     out = succeeded(adapterhub("predict", tmp_path / "run", "the film", "--stream"))
     assert out.splitlines() == [first]
-
-
-def test_a_real_terminal(trained, adapterhub, monkeypatch):
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    os.write(ours, b"the end\n\x04")
-    with open(theirs) as terminal:
-        monkeypatch.setattr("sys.stdin", terminal)
-        code, out, err = adapterhub("predict", trained)
-    os.close(ours)
-    assert code == 0, err
-    assert out.split("\t")[0] in ("neg", "pos")
 
 
 # `--input`: Parquet in, Parquet out, and nothing lost by a kill.

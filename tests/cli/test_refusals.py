@@ -168,6 +168,8 @@ def test_a_command_refuses(
     line, expected, trained, data, backbone, adapterhub, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    # A backbone of the Hub is asked for again and again where there is no network.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "data").mkdir()
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)

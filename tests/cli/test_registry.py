@@ -1,21 +1,17 @@
 """A registry on the command line: `list`, `show`, `diff` and all that has no file of its own."""
 
-import importlib
-import io
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 import adapterhub as ah
 from adapterhub import cli
-from adapterhub.cli import _format, delete
+from adapterhub.cli import delete
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.store import Entry, Publication
+from adapterhub.registry.store import Publication
 from adapterhub.registry.trust import trust_key
 from tests.kit import registries
 
@@ -177,9 +173,6 @@ def test_the_default_registry_may_be_missing_and_a_lock_file_names_its_own(
 # `adapterhub list`, also called `search`
 
 
-list_module = importlib.import_module("adapterhub.cli.list")
-
-
 def test_list_filters_sorts_and_shows_the_main_metric(typed, tmp_path):
     """An empty result names the filter."""
     assert "no adapter in the registry" in typed("list --task tagging")
@@ -213,28 +206,6 @@ def test_damaged_versions_are_noted_once(typed, tmp_path, line):
     with pytest.warns(UserWarning, match="cannot be read and are left out") as notes:
         typed(line)
     assert len(notes) == 1
-
-
-def test_the_table_fits_a_terminal(monkeypatch, capsys):
-    """What all adapters have in common is left out before what tells them apart."""
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=80, color_system=None)
-    monkeypatch.setattr(_format, "console", lambda: console)
-    entries = [
-        Entry(f"name-of-{n}@v1", f"name-of-{n}", "v1", "", backbone, "", ("lora",),
-              "classification", {"accuracy": 0.5}, ("best",), 298_000, 74_000,
-              published="2026-11-22T10:00:00Z")
-        for n, backbone in enumerate(("acme/a-model", "my-bert--0123456789ab"))
-    ]  # fmt: skip
-    list_module._print_entries(entries, "name")
-    lines = output.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "my-bert " in output.getvalue()
-    for column in ("score", "size", "date", "backbone"):
-        assert column in lines[1]
-    assert "not shown: parameters, task, tags (use --json)" in output.getvalue()
-    table = list_module.entries_table([replace(entries[0], tags=(), published=None)])
-    assert not {"tags", "date"} & {*table.columns}
 
 
 # `adapterhub show`
@@ -272,29 +243,6 @@ def test_the_registry_that_was_given_and_who_signed_are_shown(typed, tmp_path):
     assert "valid, trusted" in typed("show polite --registry other")
 
 
-def test_only_the_authors_own_text_is_shown_and_it_is_cut(typed, tmp_path):
-    text = "# Polite\n\nIt is\npolite.\n\n" + "".join(f"- item {n}\n" for n in range(20))
-    registries.write_sample(tmp_path / "made", card=text)
-    typed("publish ./made --name polite --description D")  # adds the generated block
-    shown = typed("show polite")
-    assert "\n  It is polite.\n  - item 0\n" in shown
-    assert "- item 6" in shown
-    assert "- item 7" not in shown
-    assert "and 13 more lines: adapterhub show polite --card" in shown
-    assert "How to load it" not in shown
-    assert "How to load it" in typed("show polite --card")
-
-
-def test_many_versions_are_shortened(typed, tmp_path):
-    for seed in range(10):
-        ah.publish(registries.write_sample(tmp_path / str(seed), seed))
-    ah.yank("polite@v9", "no")
-    shown = typed("show polite").split("task ")[0]
-    assert "v10 (20" in shown
-    assert "v9 (yanked, 20" in shown
-    assert " and 2 more" in shown
-
-
 # `adapterhub diff`
 
 
@@ -314,18 +262,3 @@ def test_two_versions_are_compared(typed, tmp_path):
     assert tree["fields"]["metrics.accuracy"] == [0.5, 0.75]
     row = {"first": [2, 4], "second": [2, 4], "distance": 1.0}
     assert tree["tensors"] == {"encoder.0.attn.q.lora.a": row}
-
-
-def test_several_are_compared_with_the_first(typed, trained, tmp_path):
-    """Tensors that only one has are counted."""
-    for seed, name in enumerate("abc"):
-        registries.write_sample(tmp_path / name, seed, accuracy=seed / 4)
-    shown = typed("diff a b c")
-    assert typed("diff a b") in shown
-    assert typed("diff a c") in shown
-    lines = typed("diff a b c --json").splitlines()
-    assert [json.loads(line)["adapters"] for line in lines] == [["a", "b"], ["a", "c"]]
-    shown = typed("diff ./run ./a")
-    assert "0 of 0 tensors that both have are equal" in shown
-    assert "tensors are only in ./run" in shown
-    assert "1 tensor is only in ./a" in shown

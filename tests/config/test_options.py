@@ -139,17 +139,6 @@ def test_a_union_keeps_the_type_of_the_value():
     assert read.rates == {"1": 1.0}
 
 
-def test_an_unsupported_annotation_is_a_type_error():
-    cls = dataclasses.make_dataclass("Odd", [("path", Path)])
-    with pytest.raises(TypeError, match="unsupported annotation"):
-        from_dict(cls, {"path": "x"})
-
-
-def test_empty_values_are_neutral():
-    assert all(map(options.is_neutral, [None, False, "", [], (), {}]))
-    assert not any(map(options.is_neutral, [0, 0.0, True, "x", [0], {"a": None}]))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Ranged:
     size: int = option(3, least=1)
@@ -176,20 +165,6 @@ def test_the_options_are_read_back():
     assert parse_mapping("\n".join(nested), "") == {"a": {"b": values}}
     assert max(map(len, nested)) <= options.WIDTH
     assert list(options.below("c", [])) == ["c: {}"]
-
-
-def test_comments_name_the_values_and_the_default():
-    lines = list(options.commented_options(Recipe, {"dtype": "bf16"}))
-    assert lines == ["# precision", "#   bf16 | fp32 | null, default null", "dtype: bf16"]
-    lines = list(options.commented_options(Recipe, {"dtype": "bf16"}, required=["dtype"]))
-    assert lines[1] == "#   bf16 | fp32 | null, required"
-    assert options.comment("") == []
-    texts = {doc.name: options.values_text(doc) for doc in options.options_of(Recipe)}
-    assert list(texts) == [field.name for field in dataclasses.fields(Recipe)]
-    assert texts["name"] == "str, required"
-    assert texts["seed"] == "int | null, default null"
-    assert texts["span"] == "list of int, default [0, 1.0]"
-    assert texts["rates"] == "mapping of float, default {}"
 
 
 # Other names of options: which are accepted where, and what is suggested for the rest.
@@ -276,17 +251,6 @@ def test_meaning_comes_before_spelling(subtests):
             with pytest.raises(ConfigError) as error:
                 from_dict(Whole, NAMES.normal_form(data), suggest=NAMES.suggest)
             assert f"{path} is not an option{suggestion}" in error.value.offenders[0]
-
-
-def test_the_option_that_a_word_names(subtests):
-    cases = [
-        ("lr", "pace.rate"), ("pace.lr", "pace.rate"), ("rate", "pace.rate"),
-        ("pace.rate", "pace.rate"), ("name", "name"), ("label", "name"), ("source", "source"),
-        ("shared", None), ("source.lr", None), ("a.b.c", None), ("", None),
-    ]  # fmt: skip
-    for word, path in cases:
-        with subtests.test(word=word):
-            assert NAMES.own_name(word) == path
 
 
 keys = st.sampled_from(["name", "source", "pace", "lr", "rate", "label", "file", "shared", "x", ""])

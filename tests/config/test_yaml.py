@@ -141,23 +141,6 @@ def test_merge_recurses_into_mappings_and_leaves_its_arguments_unchanged():
     assert json.dumps([base, override]) == before
 
 
-trees = st.recursive(
-    st.integers(),
-    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    max_leaves=8,
-).filter(lambda tree: isinstance(tree, dict))
-
-
-@few
-@given(trees, trees, trees)
-def test_merge_is_idempotent_and_has_a_neutral_element(a, b, c):
-    assert merge_options(a, {}) == merge_options({}, a) == merge_options(a, a) == a
-    assert merge_options(merge_options(a, b), b) == merge_options(a, b)
-    assert merge_options(merge_options(a, b), {"z": c}) == merge_options(
-        a, merge_options(b, {"z": c})
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1024", 1024), ("1.5k", 1500),
@@ -268,10 +251,3 @@ def test_every_call_that_is_written_is_read_back(calls):
     text = ", ".join(call_text(name, options) for name, options in calls)
     if len(text) <= MAX_CHARACTERS:
         assert parse(text) == calls
-
-
-def test_a_call_is_written_without_quotes_where_none_are_needed():
-    options = {"rank": 4, "sites": ("attn.q", "attn.v"), "layers": "top 4", "ranks": {"attn.q": 2}}
-    expected = "lora(rank=4, sites=[attn.q, attn.v], layers=top 4, ranks={attn.q: 2})"
-    assert call_text("lora", options) == expected
-    assert call_text("bitfit", {}) == "bitfit"
