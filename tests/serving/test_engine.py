@@ -174,15 +174,6 @@ def test_what_is_computed_at_once_is_measured_unless_it_is_given(backbone, polit
         assert body.limits == known
 
 
-def test_the_bytes_of_an_adapter_are_those_that_leave_with_it(engine, backbone, tmp_path):
-    compacter = write_adapter(backbone, tmp_path / "wide", "compacter(size=8, n=4)")
-    engine.pin(compacter)
-    adapters = {each.reference: each for each in engine.adapters._by_name.values()}
-    served = adapters[compacter]
-    own = sum(t.nbytes for t in ah.adapters(served.model.model)[served.name].tensors().values())
-    assert served.bytes > 2 * own  # its weights are written out in the banks
-
-
 # Adapters in memory: loaded once, beside running batches; evicted, and exchanged.
 
 
@@ -243,7 +234,7 @@ def test_the_least_recently_used_leaves(backbone, tmp_path, polite):
 def test_adapters_in_use_stay(backbone, tmp_path):
     folders = [write_adapter(backbone, tmp_path / f"{n}", seed=n) for n in range(4)]
     with Engine(adapter_memory=1) as engine:
-        for _ in range(3):
+        for _ in range(2):
             futures = [engine.submit(f, text) for text in TEXTS[:3] for f in folders]
             found = [each.result(60) for each in futures]
             assert same_answer(found[:4], [expected_answers(f, (TEXTS[0],))[0] for f in folders])

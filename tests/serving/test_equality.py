@@ -1,12 +1,10 @@
 """What the engine answers is what `predict --json` prints, for what shares a body or does not."""
 
-import pytest
-
 import adapterhub as ah
 from adapterhub.serving import Engine
-from adapterhub.serving.shared_backbone import SharedBody
 from tests.kit import server as kit
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 from tests.kit.server import EXAMPLES, TEXTS
 
 
@@ -33,7 +31,7 @@ def by(method, example=EXAMPLES[0], **options):
     return lambda backbone, folder: kit.write_adapter(backbone, folder, method, example, **options)
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("write", "why"),
     [
         (by("full"), "trains parameters"),
@@ -47,6 +45,7 @@ def by(method, example=EXAMPLES[0], **options):
         (with_tokens, "it has new tokens"),
         (on_another, "it is on top of other adapters"),
     ],
+    parts=2,
 )
 def test_an_adapter_shares_the_body_or_has_a_model_of_its_own(
     backbone, tmp_path, polite, write, why
@@ -93,27 +92,3 @@ def test_models_share_what_is_equal(backbone, tmp_path, polite):
         for model in (head.model, *of_classes):
             named = model.base_model.named_parameters()
             assert sum(own.get(name) == p.data_ptr() for name, p in named) >= 20
-
-
-def test_rows_with_prompts_have_batches_of_their_own(backbone, tmp_path, polite, monkeypatch):
-    """Else one row with 20 virtual tokens has 20 more computed for each row of its batch."""
-    folders = [
-        kit.write_adapter(backbone, tmp_path / str(length), f"prompt(length={length})")
-        for length in (20, 18, 3)
-    ]
-    expected = {folder: kit.expected_answers(folder, TEXTS) for folder in (*folders, polite)}
-    compute, together = SharedBody.compute, []
-
-    def watched(self, asked):
-        together.append({served.virtual for served, _ in asked})
-        return compute(self, asked)
-
-    monkeypatch.setattr(SharedBody, "compute", watched)
-    with Engine(batch_tokens=256) as engine:
-        engine.pin(*expected)
-        with kit.busy(engine):
-            futures = {f: [engine.submit(f, text) for text in TEXTS] for f in expected}
-        for folder, some in futures.items():
-            assert kit.same_answer([each.result(60) for each in some], expected[folder])
-    assert all(each in ({0}, {3}) or each <= {18, 20} for each in together)
-    assert {18, 20} in together

@@ -3,7 +3,6 @@
 import itertools
 import shutil
 import threading
-import time
 from concurrent.futures import CancelledError
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,6 +25,7 @@ from adapterhub.tasks.common import language_models
 from adapterhub.web import errors
 from tests.kit import server as kit
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 from tests.kit.server import CAUSAL, LONG_PROMPT, PROMPTS, SEQ2SEQ
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
@@ -43,8 +43,16 @@ def known_llama(backbones, writers, known_backbone):
     remember_folder(Saved.at(Path(writers[0])).manifest.backbone.id, backbones("llama"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(backbones, writers):
+    """Start an engine for the tests that count nothing and break nothing."""
+    with Engine(str(backbones("llama"))) as engine:
+        yield engine
+
+
+@pytest.fixture
+def fresh(backbones, writers):
+    """Start an engine for one test."""
     with Engine(str(backbones("llama"))) as engine:
         yield engine
 
@@ -75,44 +83,44 @@ def long_text(writers, tokens):
     raise AssertionError("no text is long enough")
 
 
-def test_greedy_texts_of_eight_methods_and_of_none_are_those_of_generate(engine, writers):
-    asked = [(folder, prompt) for prompt in PROMPTS for folder in writers]
+def test_greedy_texts_of_eight_methods_and_of_none_are_those_of_generate(fresh, writers):
+    asked = [(folder, prompt) for prompt in PROMPTS[:3] for folder in writers]
     expected = [kit.written_alone(folder, prompt, 10) for folder, prompt in asked]
-    assert ask_all(engine, asked) == expected
-    assert len({str(each) for each in expected}) > 30
-    assert 10 <= engine.counts["steps"] < 30  # packed: far fewer than texts times tokens
-    assert engine.counts["texts"] == len(asked)
-    assert not engine._generators.batches
-    model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
+    assert ask_all(fresh, asked) == expected
+    assert len({str(each) for each in expected}) > 18
+    assert 10 <= fresh.counts["steps"] < 30  # packed: far fewer than texts times tokens
+    assert fresh.counts["texts"] == len(asked)
+    assert not fresh._generators.batches
+    model, tokenizer = load_backbone(fresh.adapters.models.backbone, task="causal-lm")
     bare = [kit.tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
-    assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == bare
-    mixed = ask_all(engine, [(a, PROMPTS[0]) for a in (writers[0], None, writers[5])])
+    assert ask_all(fresh, [(None, prompt) for prompt in PROMPTS]) == bare
+    mixed = ask_all(fresh, [(a, PROMPTS[0]) for a in (writers[0], None, writers[5])])
     assert mixed == [expected[0], bare[0], expected[5]]
-    assert len({use.model for use in engine.models() if use.reference}) == 1
+    assert len({use.model for use in fresh.models() if use.reference}) == 1
 
 
 # The prefix cache
 
 
 def test_a_prompt_through_several_adapters_shares_no_pages(engine, writers):
-    """In all orders of two adapters and none, and through eight adapters forwards and backwards."""
+    """In several orders of two adapters and none, and through eight, forwards and backwards."""
     names = (writers[0], writers[5], None)
     model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
     expected = {name: kit.written_alone(name, LONG_PROMPT, 6) for name in writers}
     expected[None] = kit.tokens_alone(model, tokenizer, LONG_PROMPT, 6)
     assert len({str(each) for each in expected.values()}) == len(expected)
     options = GenerationOptions(max_tokens=6, temperature=0)
-    for order in (*itertools.permutations(names), writers, reversed(writers)):
+    for order in (*list(itertools.permutations(names))[::2], writers, reversed(writers)):
         for name in order:  # one after the other: what the first one computed is there
             assert ask_all(engine, [(name, LONG_PROMPT)], options) == [expected[name]], order
 
 
-def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
+def test_a_prompt_is_computed_once_for_each_adapter(fresh, writers):
     tokens = []
     for name in (writers[0], writers[0], writers[6], writers[6], writers[0], None, None):
-        before = engine.counts["step_tokens"]
-        ask_all(engine, [(name, LONG_PROMPT)], GenerationOptions(max_tokens=1, temperature=0))
-        tokens.append(engine.counts["step_tokens"] - before)
+        before = fresh.counts["step_tokens"]
+        ask_all(fresh, [(name, LONG_PROMPT)], GenerationOptions(max_tokens=1, temperature=0))
+        tokens.append(fresh.counts["step_tokens"] - before)
     first, again, prompted, prompted_again, *rest = tokens
     assert first > 2 * PAGE
     assert (again, rest) == (first % PAGE or PAGE, [again, first, again])
@@ -121,7 +129,7 @@ def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
     # The first page of a short text ends in what was written: equal tokens of other adapters.
     options = GenerationOptions(max_tokens=2 * PAGE, temperature=0)
     for name in (writers[0], writers[1], writers[0]):
-        assert ask_all(engine, [(name, "a")], options) == [kit.written_alone(name, "a", 2 * PAGE)]
+        assert ask_all(fresh, [(name, "a")], options) == [kit.written_alone(name, "a", 2 * PAGE)]
 
 
 def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
@@ -161,8 +169,8 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
     options = GenerationOptions(max_tokens=12, seed=3, top_p=0.9)
     with kit.busy(engine):
         other = GenerationOptions(max_tokens=9)
-        crowd = [engine.generate(a, p, other) for a in writers for p in PROMPTS]
-        futures = [engine.submit(folder, PROMPTS[1]) for folder in writers]
+        crowd = [engine.generate(a, p, other) for a in writers for p in PROMPTS[:2]]
+        futures = [engine.submit(folder, PROMPTS[1]) for folder in writers[:3]]
         vectors = engine.submit(None, PROMPTS[0])
         together = engine.generate(writers[2], PROMPTS[0], options)
         greedy = engine.generate(writers[1], PROMPTS[0], GREEDY)
@@ -170,7 +178,7 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
     together = ids_of(together.result(60))
     assert all(each.result(60) for each in (*crowd, vectors))
     assert ids_of(greedy.result(60)) == kit.written_alone(writers[1], PROMPTS[0], 10)
-    for folder, future in zip(writers, futures, strict=True):
+    for folder, future in zip(writers[:3], futures, strict=True):
         written = str(open_adapter(folder).predict(PROMPTS[1]))
         assert future.result(60) == {"text": PROMPTS[1], "generated": written}
     alone = ask_all(engine, [(writers[2], PROMPTS[0])], options)
@@ -198,7 +206,7 @@ def test_requests_have_their_own_options(engine, writers):
     assert 0 < texts[0].first_token_seconds <= texts[0].seconds
 
 
-@pytest.mark.parametrize("chunks", [False, True])
+@long_table("chunks", [True, False], 2)
 def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, chunks, monkeypatch):
     """Of eight methods and none, in batches with others, also where the head is read in chunks."""
     if chunks:
@@ -207,7 +215,8 @@ def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, ch
     model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
     models = {name: open_adapter(name).model for name in writers} | {None: model}
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS[:3]]
-    for tokens in (0, 1, 3):
+    steps = engine.counts["steps"]
+    for tokens in (0, 3):
         options = GenerationOptions(max_tokens=tokens, temperature=0, prompt_logprobs=2, logprobs=1)
         asked = [(name, ids) for ids in prompts for name in models]
         running = [engine.generate(name, ids, options) for name, ids in asked]
@@ -228,7 +237,7 @@ def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, ch
             assert bool(whole.tokens) == bool(tokens)
             if tokens:
                 assert whole.tokens[0].id == int(scores[-1].argmax())
-    assert engine.counts["steps"] == 0  # no page of another prompt is read
+    assert engine.counts["steps"] == steps  # no page of another prompt is read
 
 
 def test_a_text_ends_at_its_stop_text_or_at_the_end_token_of_its_adapter(engine, writers, tmp_path):
@@ -298,10 +307,10 @@ def trained_as(folder, copy, **training):
 # What goes wrong
 
 
-def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers):
+def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(fresh, writers):
     adapter, prompt = long_text(writers, 40)
     options = GenerationOptions(max_tokens=40, temperature=0)
-    generation = engine.generate(adapter, prompt, options)
+    generation = fresh.generate(adapter, prompt, options)
     begun, ended = threading.Event(), []
     generation.listen(lambda _: begun.set(), ended.append)
     steps = []
@@ -309,49 +318,33 @@ def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers)
     def cancel():
         begun.wait(30)
         generation.cancel()
-        steps.append(engine.counts["steps"])
+        steps.append(fresh.counts["steps"])
 
     threading.Thread(target=cancel).start()
     with pytest.raises(CancelledError):
         generation.result(60)
     for _ in range(2):
-        engine._between_batches(lambda: None).result(30)
-    assert engine.counts["steps"] <= steps[0] + 1
-    assert generator_of(engine).steps.used_pages == 0
-    assert not generator_of(engine).busy
-    assert engine.counts["cancelled"] == 1
+        fresh._between_batches(lambda: None).result(30)
+    assert fresh.counts["steps"] <= steps[0] + 1
+    assert generator_of(fresh).steps.used_pages == 0
+    assert not generator_of(fresh).busy
+    assert fresh.counts["cancelled"] == 1
     assert isinstance(ended[0], CancelledError)
     after = (writers[5], PROMPTS[0])
-    assert ask_all(engine, [after]) == [kit.written_alone(*after, 10)]
+    assert ask_all(fresh, [after]) == [kit.written_alone(*after, 10)]
 
 
-def test_texts_whose_deadline_passed_or_that_are_cancelled_are_not_written(engine, writers):
-    engine.pin(*writers[:1])
-    with kit.busy(engine):
-        late = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=0.01)
-        other = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=60)
-        cancelled = engine.generate(writers[0], PROMPTS[1], GREEDY)
-        cancelled.cancel()
-        time.sleep(0.05)
-    assert other.result(60)
-    assert cancelled.done
-    with pytest.raises(errors.DeadlineError):
-        late.result(60)
-    assert engine.counts["expired"] == 1
-    assert engine.queued_tokens == 0
-
-
-def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_path):
+def test_nan_in_an_adapter_ends_its_texts_alone(fresh, writers, backbones, tmp_path):
     broken = kit.write_adapter(backbones("llama"), tmp_path / "broken", example=CAUSAL, seed=5)
-    engine.pin(broken)
-    (served,) = (each for each in engine.adapters._by_name.values() if each.reference == broken)
+    fresh.pin(broken)
+    (served,) = (each for each in fresh.adapters._by_name.values() if each.reference == broken)
     with torch.no_grad():
         for name, parameter in served.model.model.named_parameters():
             if served.name[:16] in name and ".1." in name:
                 parameter.fill_(float("nan"))
         ah.adapters(served.model.model)[served.name].hold()  # once more, as it has changed
     asked = [(a, p) for p in PROMPTS[:3] for a in (writers[0], broken, writers[5], None)]
-    running = [engine.generate(a, p, GREEDY) for a, p in asked]
+    running = [fresh.generate(a, p, GREEDY) for a, p in asked]
     for (adapter, prompt), generation in zip(asked, running, strict=True):
         if adapter == broken:
             with pytest.raises(errors.ComputationError, match="NaN"):
@@ -360,14 +353,14 @@ def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_
             assert ids_of(generation.result(60)) == kit.written_alone(adapter, prompt, 10)
         else:
             assert generation.result(60)
-    assert engine.counts["errors"] == 3
-    assert generator_of(engine).steps.used_pages == 0
+    assert fresh.counts["errors"] == 3
+    assert generator_of(fresh).steps.used_pages == 0
 
 
 @pytest.mark.parametrize(
     ("error", "raised"), [(torch.OutOfMemoryError, errors.TooLargeError), (ValueError, ValueError)]
 )
-def test_a_step_that_fails_is_computed_text_by_text(engine, writers, monkeypatch, error, raised):
+def test_a_step_that_fails_is_computed_text_by_text(fresh, writers, monkeypatch, error, raised):
     compute = PackedModel.logits
 
     def small(self, inputs, runs):
@@ -375,10 +368,10 @@ def test_a_step_that_fails_is_computed_text_by_text(engine, writers, monkeypatch
             raise error("by a test")
         return compute(self, inputs, runs)
 
-    ask_all(engine, [(a, PROMPTS[0]) for a in writers[:2]])  # both were tried
+    ask_all(fresh, [(a, PROMPTS[0]) for a in writers[:2]])  # both were tried
     monkeypatch.setattr(PackedModel, "logits", small)
     asked = [(writers[0], PROMPTS[0]), (writers[1], PROMPTS[1]), (writers[0], LONG_PROMPT)]
-    *fine, large = [engine.generate(a, p, GREEDY) for a, p in asked]
+    *fine, large = [fresh.generate(a, p, GREEDY) for a, p in asked]
     expected = [kit.written_alone(a, p, 10) for a, p in asked[:2]]
     assert [ids_of(each.result(60)) for each in fine] == expected
     with pytest.raises(raised):
@@ -435,7 +428,7 @@ def test_texts_wait_for_the_cache_and_long_prompts_are_computed_in_parts(writers
 # Batches of `generate`
 
 
-@pytest.mark.parametrize("architecture", ["t5", "bart"])
+@long_table("architecture", ["t5", "bart"], 2)
 def test_encoder_decoders_write(backbones, tmp_path, architecture):
     methods = ("lora(rank=2)", "prefix(length=3)")
     folders = kit.write_writers(backbones(architecture), tmp_path, methods, SEQ2SEQ)

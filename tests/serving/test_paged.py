@@ -136,20 +136,3 @@ def test_what_was_not_finite_is_not_kept_for_others(steps):
     steps.advance(rows, [9])
     steps.schedule()
     assert steps.inputs()["input_ids"].tolist() == [[9]]
-
-
-@torch.no_grad()
-def test_a_row_alone_computes_what_it_does_in_its_step():
-    model = tiny_models.model("llama", "causal-lm")
-    steps = PagedSteps(model, 32 * PAGE, 64, 8)
-    for name, length in (("a", 5), ("b", 20), ("c", 9)):
-        steps.add(name, list(range(3, 3 + length)), salt=name)
-    for _ in range(3):
-        rows = steps.schedule()
-        inputs = steps.inputs()
-        together = model(**inputs).logits[0, inputs["logits_indices"]]
-        for number in range(len(rows)):
-            alone = steps.inputs_of(rows, number)
-            logits = model(**alone).logits[0, alone["logits_indices"]]
-            assert torch.allclose(logits[0], together[number], atol=1e-5)
-        steps.advance(rows, [11] * len(rows))

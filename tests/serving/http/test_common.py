@@ -26,7 +26,7 @@ from tests.kit.selection import ALL, cases_of
 from tests.kit.server import BACKBONE, EXAMPLES, NAMED
 
 schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
-CASES = 60 if ALL else 4
+CASES = 20 if ALL else 3
 PATHS = [(each.methods, each.shown) for each in ENDPOINTS]
 ANSWERS = {each.shown: each.response for each in ENDPOINTS}
 MEANT = 503  # the only status of 500 and more that a request may lead to: a server that leaves
@@ -110,8 +110,8 @@ def test_what_is_printed_has_the_declared_names(server):
 
 
 CLIENTS = 32
-REQUESTS = int(os.environ.get("ADAPTERHUB_REQUESTS", "300"))
-PAIRS = cases_of(itertools.product(sorted(METHODS), range(len(EXAMPLES))), 16, nightly=4)
+REQUESTS = int(os.environ.get("ADAPTERHUB_REQUESTS", "160"))
+PAIRS = cases_of(itertools.product(sorted(METHODS), range(len(EXAMPLES))), 32, nightly=8)
 GROWTH = 30e6  # bytes, from the first tenth of the requests on
 
 

@@ -1,7 +1,6 @@
 """The life of a server: its options, what it loads and warms, and how connections and it end."""
 
 import asyncio
-import gc
 import socket
 import time
 from contextlib import contextmanager, suppress
@@ -85,16 +84,6 @@ def test_what_cannot_be_served_is_told_first(registry):
         options = ServeOptions(("tagging",), registry=str(registry), port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="cannot listen at"):
             HttpServer(open_service(options), options, print).run()
-
-
-def test_what_was_loaded_is_no_garbage_that_is_looked_for(registry, monkeypatch):
-    kept = [[] for _ in range(50_000)]
-    before, ended = gc.get_freeze_count(), []
-    monkeypatch.setattr(gc, "unfreeze", lambda: ended.append(True))
-    with started(adapters=("tagging",), registry=str(registry)):
-        assert gc.get_freeze_count() > before + len(kept) / 2
-        assert not ended
-    assert ended
 
 
 def test_others_need_tokens_and_names_are_valid(registry, tmp_path):
@@ -193,7 +182,7 @@ def test_a_slow_reader_is_dropped_and_another_stays(registry, monkeypatch):
             assert ends(client)
         with socket.create_connection(address, timeout=10) as client:
             client.sendall(request)
-            until = time.monotonic() + 1
+            until = time.monotonic() + 0.6
             while time.monotonic() < until:
                 assert client.recv(1 << 20)
 
@@ -242,9 +231,3 @@ def test_flags_are_taken_before_the_file_and_what_is_not_valid_is_told(tmp_path)
         with pytest.raises(ConfigError) as error:
             read_serve_options(None, given)
         assert said in str(error.value)
-
-
-def test_who_reaches_an_address():
-    local = ("127.0.0.1", "localhost", "::1", "127.1.2.3")
-    for host in (*local, "0.0.0.0", "::", "192.168.1.1", "example.org"):
-        assert ServeOptions(host=host).is_local == (host in local)

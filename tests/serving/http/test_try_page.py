@@ -124,18 +124,6 @@ def test_by_keyboard_alone(address, driver):
     web.press(driver, Keys.ENTER)
 
 
-@in_browser
-def test_it_fits_in_light_and_dark(address, driver):
-    for width in (390, 1280):
-        for scheme in ("light", "dark"):
-            web.shown_as(driver, width, scheme)
-            driver.get(address)
-            ask(driver, "classification", "tagging")
-            assert web.overflow(driver) <= 0, (width, scheme)
-            if web.AXE.is_file():
-                assert web.axe_findings(driver) == [], (width, scheme)
-
-
 def test_a_server_with_tokens_lists_nothing_without_one(server, tmp_path):
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.create("reader", adapters=("classification",))
