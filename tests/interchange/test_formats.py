@@ -13,7 +13,7 @@ from adapterhub.files import schema
 from adapterhub.interchange import checkpoint_files
 from adapterhub.interchange.checkpoint_files import ConfigField, read_json_object, read_tensor_file
 from adapterhub.interchange.formats import FORMATS, detect
-from adapterhub.interchange.translation import Translation, size_options
+from adapterhub.interchange.translation import Translation
 from tests.kit import tiny_models
 from tests.kit.peers import GOLDEN, backbone
 
@@ -94,11 +94,6 @@ def test_one_error_lists_all_problems(translation):
         "bert.no_such.weight: this model has no such parameter",
         "classifier.scale: the head has no such tensor",
     )
-
-
-def test_the_most_common_size_is_the_default():
-    assert size_options("rank", {"a": 8, "b": 4, "c": 8}) == {"rank": 8, "ranks": {"b": 4}}
-    assert size_options("size", {"a": 3}) == {"size": 3, "sizes": {}}
 
 
 # Configurations and tensors of other libraries are read strictly.

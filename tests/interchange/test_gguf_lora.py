@@ -89,7 +89,7 @@ SPECS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@long_table("spec", SPECS, 3, ids=str)
 def test_the_file_has_the_updates_that_merging_adds(spec, tmp_path):
     check_updates(tiny_models.model("llama", "causal-lm"), spec, tmp_path / "a.gguf")
     fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
@@ -114,6 +114,7 @@ FALCONS = [{"new_decoder_architecture": True, "num_kv_heads": 2}, {"multi_query"
 @long_table(
     ("kind", "options"),
     [(kind, {}) for kind in sorted(ARCHITECTURES)] + [("falcon", each) for each in FALCONS],
+    nightly=2,
     ids=str,
 )
 def test_each_architecture_has_its_names_and_order_of_rows(kind, options, tmp_path):

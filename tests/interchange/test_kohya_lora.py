@@ -115,7 +115,7 @@ def in_diffusers(kind, folder):
     return weights(pipe)
 
 
-@long_table(("kind", "place", "how", "style"), CELLS, 16, nightly=3)
+@long_table(("kind", "place", "how", "style"), CELLS, 24, nightly=5)
 def test_files_have_the_weights_of_the_adapter(kind, place, how, style, tmp_path):
     sites = PLACES[place]
     specs: dict[str, Any] = {
@@ -194,7 +194,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@long_table(("kind", "form"), itertools.product(OF_KIND, FORMS), 3)
+@long_table(("kind", "form"), itertools.product(OF_KIND, FORMS), 4, nightly=2)
 def test_files_of_scripts_are_read_as_they_compute(kind, form, tmp_path):
     pipe = pipeline(kind=kind)
     stored = drawn(pipe, OF_KIND[kind], **FORMS[form])

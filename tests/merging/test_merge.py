@@ -48,10 +48,11 @@ def test_a_refused_merge_leaves_what_was_active():
     assert [name for name, adapter in adapters.items() if adapter.active] == ["a"]
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("architecture", "task", "most"),
     [("bert", "masked-lm", 2), ("gpt2", "causal-lm", 2), ("llama", "causal-lm", 70),
      ("t5", "seq2seq", 2), ("bart", "seq2seq", 70)],
+    parts=2,
 )  # fmt: skip
 def test_new_tokens_are_rows_of_the_merged_model(architecture, task, most, backbones):
     tokens = [f"<{number}>" for number in range(most)]
@@ -123,8 +124,7 @@ SPECS = (
 )
 
 
-# A third runs by default: each type, each specification, and in three commits each pair.
-@long_table(("model_type", "spec"), itertools.product(own_models.TYPES, SPECS), parts=6, nightly=2)
+@long_table(("model_type", "spec"), itertools.product(own_models.TYPES, SPECS), parts=8, nightly=3)
 def test_a_merged_model_computes_the_same_and_unmerge_restores_every_bit(model_type, spec):
     model = expert_model(model_type)
     before = {name: value.clone() for name, value in model.state_dict().items()}

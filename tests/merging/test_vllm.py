@@ -20,6 +20,7 @@ from adapterhub.merging.vllm import blocking_vllm, in_vllm
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
 from tests.kit.own_models import expert_logits, expert_model, redraw
+from tests.kit.selection import long_table
 from tests.kit.server import standing_in
 from tests.kit.tiny_adapters import text_logits, write_language_model, write_noisy
 
@@ -91,7 +92,7 @@ COPIED = {
 CELLS = [(name, "llama") for name in COPIED] + [("ranks", "phi3"), ("ranks", "opt")]
 
 
-@pytest.mark.parametrize(("method", "architecture"), CELLS)
+@long_table(("method", "architecture"), CELLS, 3)
 def test_a_copy_computes_the_same_in_peft(tmp_path, method, architecture):
     backbone, adapter = saved(tmp_path, architecture, COPIED[method])
     export = in_vllm(adapter, backbone=str(backbone))
@@ -129,7 +130,7 @@ STACKED = (".experts", ".experts.base_layer")
 CONVERTED = {"dora": "dora(rank=2)", "both": ["lora(rank=2)", "ia3"]}
 
 
-@pytest.mark.parametrize("method", CONVERTED)
+@long_table("method", CONVERTED, 2)
 def test_a_conversion_of_full_rank_is_equal_and_a_smaller_one_tells_its_error(tmp_path, method):
     backbone, adapter = saved(tmp_path, "llama", CONVERTED[method])
     whole = in_vllm(adapter, backbone=str(backbone), max_rank=64)
@@ -223,7 +224,7 @@ def add_stacked(model, tensors, scale, folder):
 
 @pytest.mark.filterwarnings("ignore:the files or the model do not name their backbone")
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
-@pytest.mark.parametrize("model_type", EXPERTS)
+@long_table("model_type", EXPERTS, 3)
 def test_experts_have_the_form_that_vllm_takes(tmp_path, model_type):
     by_module, in_peft = EXPERTS[model_type]
     model = expert_model(model_type)

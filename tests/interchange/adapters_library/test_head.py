@@ -32,7 +32,7 @@ def test_heads_of_every_kind_are_compared():
     assert len(peers.HEADS) > 40
 
 
-@long_table(("architecture", "case"), peers.HEADS, 8, nightly=2)
+@long_table(("architecture", "case"), peers.HEADS, 8, nightly=3)
 def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
     adapter = imported(model, architecture, case)
@@ -111,7 +111,7 @@ def with_head_of_class(folder, architecture, change=None):
     return model, folder
 
 
-@pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
+@long_table("architecture", LANGUAGE_MODELS, 2)
 def test_the_output_layer_of_a_language_model(tmp_path, architecture):
     """What `save_adapter` writes by default on a language model of transformers."""
     options, given = {"any_backbone": True, "allow_pickle": True}, inputs(architecture)
@@ -209,7 +209,7 @@ def reference(folder, architecture, head, activation, text):
     return state
 
 
-@long_table(("architecture", "layers", "kind"), CELLS, 12, nightly=2)
+@long_table(("architecture", "layers", "kind"), CELLS, 16, nightly=4)
 def test_a_classifier_of_adapters_is_imported_whole(architecture, layers, kind, tmp_path):
     head = with_layers(tmp_path / "theirs", architecture, layers, kind)
     text = inputs(architecture)["input_ids"][:1, :4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -16,7 +17,7 @@ from adapterhub.interchange.adapters_library.importer import adapters_checkpoint
 from adapterhub.interchange.adapters_library.module_paths import RemainingTensors
 from tests.kit import peers
 from tests.kit.peers import backbone, hidden, imported, inputs
-from tests.kit.selection import cases_of
+from tests.kit.selection import cases_of, long_table
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -218,8 +219,9 @@ LANGUAGE_MODELS = {
 }
 
 
-@pytest.mark.parametrize("base", [False, True])
-@pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
+@long_table(
+    ("architecture", "base"), itertools.product(LANGUAGE_MODELS, (False, True)), 3, nightly=2
+)
 def test_the_class_of_the_files_decides_whether_the_change_is_undone(architecture, base, tmp_path):
     """`adapters` undoes it in its own classes; in those of transformers the head reads it."""
     auto, name = LANGUAGE_MODELS[architecture]

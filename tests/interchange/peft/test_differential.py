@@ -51,7 +51,7 @@ EQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "architecture", "task"), EQUAL)
+@long_table(("kind", "architecture", "task"), EQUAL, 3)
 def test_virtual_tokens_are_equal_whatever_the_padding(tmp_path, kind, architecture, task):
     """Each model counts positions in another way, and finds padding in another place."""
     outcomes = Differential(kind, architecture, task, tmp_path).run()

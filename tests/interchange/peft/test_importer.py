@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import peft
 import pytest
 import torch
@@ -66,7 +68,7 @@ IMPORTS = {
 
 
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
-@long_table("case", IMPORTS, 3)
+@long_table("case", IMPORTS, 4)
 def test_an_import_gives_equal_outputs(tmp_path, case):
     architecture, task, config, options, methods = IMPORTS[case]
     adapter = compare_import(tmp_path, architecture, config, task, **options)
@@ -182,8 +184,7 @@ def test_a_missing_part_of_the_head_is_noted(tmp_path):
         ah.load(model, folder)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta"])
-@pytest.mark.parametrize("bias", ["none", "all"])
+@long_table(("architecture", "bias"), itertools.product(("bert", "roberta"), ("none", "all")), 2)
 def test_a_checkpoint_with_a_head_fits_a_headless_model(tmp_path, architecture, bias):
     config = lora_config(target_modules=["query"], bias=bias)
     folder = trained(tmp_path, architecture, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import peft
 import pytest
@@ -130,7 +131,7 @@ CASES = [
 ]
 
 
-@long_table(("architecture", "task", "options"), CASES, 2)
+@long_table(("architecture", "task", "options"), CASES, 3)
 def test_every_linear_layer(tmp_path, architecture, task, options):
     saved = {"modules_to_save": []} if task == CLASS else {}
     names = linear_names(tiny_models.model(architecture, task))
@@ -141,8 +142,7 @@ def test_every_linear_layer(tmp_path, architecture, task, options):
 EMBEDDINGS = {"gpt2": {}, "gemma3_text": {"use_dora": True}, "llama": {"ensure_weight_tying": True}}
 
 
-@pytest.mark.parametrize("architecture", EMBEDDINGS)
-@pytest.mark.parametrize("with_output", [False, True])
+@long_table(("architecture", "with_output"), itertools.product(EMBEDDINGS, (False, True)), 3)
 def test_tied_embeddings_and_output_layers(tmp_path, architecture, with_output):
     model = tiny_models.model(architecture, LM, tie_word_embeddings=True)
     adapted = [model.get_input_embeddings(), *[model.get_output_embeddings()] * with_output]

@@ -41,7 +41,7 @@ def test_every_row_is_compared():
     assert names == PLAIN.keys()
 
 
-@long_table(("kind", "architecture", "task"), CELLS, len(MODELS), nightly=3)
+@long_table(("kind", "architecture", "task"), CELLS, 2 * len(MODELS), nightly=len(MODELS))
 def test_equal_or_refused(tmp_path, kind, architecture, task):
     outcomes = Differential(kind, architecture, task, tmp_path).run()
     wrong = {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"}
@@ -143,14 +143,6 @@ def test_logits_are_equal_in_both_directions(architecture, side, tmp_path):
     again = tiny_models.language_model(architecture)
     again = peft.PeftModel.from_pretrained(again, tmp_path / "back")
     torch.testing.assert_close(logits(again, **batch)[real], expected[real], atol=2e-5, rtol=0)
-
-
-def test_generated_texts_are_equal(tmp_path):
-    theirs, ids = of_peft("llama", tmp_path), inputs("left")
-    ours = tiny_models.language_model("llama")
-    ah.load(ours, tmp_path, any_backbone=True)
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": tiny_models.PAD}
-    assert torch.equal(ours.generate(**ids, **options), theirs.generate(**ids, **options))
 
 
 @pytest.mark.parametrize(

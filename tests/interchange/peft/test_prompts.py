@@ -118,34 +118,19 @@ def test_a_classifier_of_a_padded_row_equals_the_row_alone():
 
 
 def test_prompts_that_treat_padding_differently_cannot_share_a_batch():
-    """The head of a decoder finds padding for the whole batch."""
-    model = tiny_models.model("gpt2")
+    """The head of a decoder finds padding for the whole batch; a language model reads no ids."""
+    model, language = tiny_models.model("gpt2"), tiny_models.model("llama", "causal-lm")
     for padding in ("skip", "count"):
         ah.attach(model, prompt(padding), name=padding)
+        ah.attach(language, prompt(padding), name=padding)
+    with ah.route(language, ["skip", "count", "skip"]):
+        language(**tiny_models.padded_batch("left"))
     for rows in (["skip", "count", "skip"], ["count", None, None]):
         with ah.route(model, rows), pytest.raises(SiteError, match="count padding"):
             model(**tiny_models.padded_batch("right"))
     ah.activate(model, "skip", "count")
     with pytest.raises(SiteError, match="count padding"):
         model(**tiny_models.padded_batch("right"))
-
-
-def test_rows_without_padding_ids_may_differ():
-    """A causal language model reads no ids: each row has its own kind of prompt."""
-    model = tiny_models.model("llama", "causal-lm")
-    for padding in ("skip", "count"):
-        torch.manual_seed(0)
-        adapter = ah.attach(model, prompt(padding), name=padding)
-        tiny_models.scramble(adapter)
-    rows = ["skip", "count", "skip"]
-    with ah.route(model, rows), torch.no_grad():
-        together = model(**tiny_models.padded_batch("left")).logits
-    for number, name in enumerate(rows):
-        ah.activate(model, name)
-        with torch.no_grad():
-            alone = model(**tiny_models.padded_batch("left")).logits[number]
-        mask = tiny_models.padded_batch("left")["attention_mask"][number].bool()
-        torch.testing.assert_close(together[number][mask], alone[mask], atol=1e-5, rtol=1e-4)
 
 
 def test_peft_generates_with_other_positions_behind_a_prompt_and_left_padding(tmp_path):
@@ -221,7 +206,8 @@ CELLS = list(model_classes())
         for cell in CELLS
         for kind, method in (("prompt", "prompt(length=3)"), ("prefix", PREFIX))
     ],
-    3,
+    4,
+    nightly=2,
 )
 def test_peft_uses_exported_virtual_tokens(tmp_path, model_class, architecture, method):
     ours, bare = (new_model(model_class, architecture) for _ in range(2))
@@ -254,7 +240,7 @@ def test_a_head_that_the_adapter_does_not_have_is_exported_as_it_is(tmp_path, ta
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["MaskedLM", "NextSentencePrediction", "MultipleChoice"])
+@long_table("name", ["MaskedLM", "NextSentencePrediction", "MultipleChoice"], 3)
 @pytest.mark.parametrize("method", ["prompt(length=3)", PREFIX.format("encoder")])
 def test_a_model_without_a_task_type_is_refused(tmp_path, name, method):
     model = new_model(getattr(transformers, f"BertFor{name}"), "bert")
