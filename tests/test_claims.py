@@ -425,18 +425,3 @@ def test_a_sentence_that_denies_something_is_found(lie: str) -> None:
     marked += "<!-- absent: a, tests/b.py::test_c -->" if marked == lie else ""
     ((sentence, _),) = (each for each in sentences(f"# A page\n\n{marked}") if marks(each[0]))
     assert marks(sentence) == ["a", "tests/b.py::test_c"]
-
-
-@pytest.mark.parametrize(
-    ("text", "is_written"),
-    [
-        ("prefix tuning and 23 other methods", True),
-        ("Twenty-two kinds of modules", True),
-        ("37\nfamilies have a row", True),
-        ("for 2,960 architectures", True),
-        ("<!-- count: methods -->74<!-- /count --> methods", False),
-        ("two tasks on the same texts", False),
-    ],
-)
-def test_a_number_of_what_grows_is_found(text: str, is_written: bool) -> None:
-    assert bool(COUNTED.search(shown(text))) == is_written

@@ -9,16 +9,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import glue
-import memory
 import pictures
 import pytest
-import quantized
-import real
 import tables
 from speed import plot
-
-from adapterhub.recipe.recipe import TABLE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adapterhub"
@@ -34,48 +28,16 @@ def text(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def quoted_table(page, marker):
-    """The table between the comments of a marker."""
-    block = rf"<!-- {marker}: .*? -->\n(.*?)\n<!-- /{marker} -->"
-    return re.search(block, text(page), re.DOTALL)[1]
-
-
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.stem)
 def test_tables_match_the_code_and_the_records(page):
     written = page.read_text(encoding="utf-8")
     assert written == tables.written(written), "python scripts/tables.py writes them"
 
 
-@pytest.mark.parametrize(
-    ("page", "marker", "rows"),
-    [
-        ("docs/results.md", "results", len(glue.TASKS) * len(glue.METHODS)),
-        ("docs/results.md", "recipes", len(real.RUNS)),
-        ("docs/guides/quantization.md", "results", len(quantized.PRECISIONS) + 1),
-        ("docs/guides/defaults.md", "table", len(TABLE)),
-        ("docs/guides/defaults.md", "records", 10),
-        ("docs/performance.md", "routing", 4),
-        ("docs/performance.md", "memory", len(memory.OPTIONS)),
-    ],
-)
-def test_tables_are_complete(page, marker, rows):
-    assert len(quoted_table(page, marker).splitlines()) >= 2 + rows
-
-
 @pytest.mark.parametrize("script", [pictures, plot], ids=lambda script: script.__name__)
 def test_pictures_are_as_their_script_draws_them(script):
     for name, drawn in script.files().items():
         assert text(f"docs/assets/{name}") == drawn, f"python {script.__file__} draws them"
-
-
-def test_every_concept_has_a_picture_for_light_and_for_dark_pages():
-    concepts = sorted((ROOT / "docs/concepts").glob("*.md"))
-    assert len(concepts) >= 5
-    for page in concepts:
-        shown = re.findall(r"\]\(\.\./assets/(\S+?)\)", page.read_text(encoding="utf-8"))
-        ends = (".svg#gh-light-mode-only", "-dark.svg#gh-dark-mode-only")
-        assert shown == [f"{page.stem}{end}" for end in ends]
-        assert page.stem in {Path(name).stem for name in pictures.files()}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from adapterhub.cli import ALIASES, COMMANDS
 from tests.kit.processes import LATER, SLOW, UNNEEDED, run_commands
 from tests.kit.registries import write_sample
 from tests.kit.runs import predictions, run_folder
+from tests.kit.selection import ALL
 from tests.kit.server import write_adapter
 
 LIGHT_MODULES = (
@@ -20,6 +21,7 @@ LIGHT_MODULES = (
     "adapterhub.data.examples", "adapterhub.files.native", "adapterhub.hub.server",
     "adapterhub.inference.record", "adapterhub.methods.common.base", "adapterhub.registry.hub",
     "adapterhub.registry.lockfile", "adapterhub.registry.search", "adapterhub.registry.tokens",
+    "adapterhub.serving.vllm",
     "adapterhub.tasks", "adapterhub.training.run_data", "adapterhub.recipe.recipe",
 )  # fmt: skip
 # Commands that need no model, and those that do with an argument that is wrong.
@@ -136,6 +138,7 @@ def run(backbone, tmp_path_factory):
     return folder
 
 
+@pytest.mark.skipif(not ALL, reason="its process takes ten seconds: with ADAPTERHUB_TESTS=all")
 def test_a_run_and_a_prediction_import_no_more_than_they_use(run):
     """What comes later is imported after the first step."""
     moments = ("prediction", "first", "end")
@@ -174,7 +177,7 @@ def cpu_seconds(words):
 def test_a_command_answers_at_once(tmp_path, monkeypatch, subtests):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path))
     bare = cpu_seconds(["-c", "pass"])
-    for command in ("--help", "methods", "tasks", "list"):
+    for command in ("--help", "list"):
         words = ["-m", "adapterhub", command]
         with subtests.test(command):  # twice only if the machine was busy
             assert any(cpu_seconds(words) - bare < MOST_SECONDS for _ in range(2))

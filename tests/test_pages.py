@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -292,41 +290,3 @@ def test_a_committed_notebook_is_clean_and_has_outputs(path: Path) -> None:
     assert path.stat().st_size < 120_000
     assert sum(len(cell.source.splitlines()) for cell in notebook.cells) < 100, "a screen or two"
     assert all(re.fullmatch(r"[a-z-]+", cell.id) for cell in notebook.cells)
-
-
-def test_cleaning_removes_what_differs_between_two_runs() -> None:
-    cell = nbformat.v4.new_code_cell("1", execution_count=3, metadata={"tags": ["mine"]})
-    cell.outputs = [
-        nbformat.v4.new_output("execute_result", {"text/plain": "1"}, execution_count=3),
-        nbformat.v4.new_output("stream", name="stderr", text="a warning"),
-    ]
-    kernel = {"name": "mine", "display_name": "Mine"}
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
-    clean = notebooks.cleaned(notebook)
-    assert clean.metadata.kernelspec.name == "python3"
-    (left,) = clean.cells
-    assert (left.execution_count, left.metadata) == (None, {})
-    (output,) = left.outputs
-    assert output.execution_count is None
-    assert output.data["text/plain"] == "1"
-
-
-def test_a_server_runs_until_the_end_of_a_page(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    page = (
-        "<!-- in a clone -->\n\n"
-        '```console title="another terminal"\n'
-        f"$ python -m http.server {port} --bind 127.0.0.1\n```\n"
-        f"```console\n$ curl -s http://127.0.0.1:{port}/recipes/cola.yaml\n```\n"
-    )
-    done = pages.run_page("page", page, tmp_path)
-    assert f"port {port}" in done[0].outputs[0]
-    assert "method: lora" in done[1].outputs[0]
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=5)
-    with pytest.raises(RuntimeError, match=r"page:2: python -c 'print\(1\)' ended"):
-        pages.run_page(
-            "page", "```console title=\"another terminal\"\n$ python -c 'print(1)'\n```\n", tmp_path
-        )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
-import method_cost
 import numpy as np
 import pytest
 from PIL import Image
@@ -45,6 +43,7 @@ from adapterhub.tasks.question_answering import Answer
 from adapterhub.tasks.tagging import Entity, Tags
 from adapterhub.tasks.text_to_image import Picture
 from tests.kit import matrix, processes, stand_ins, tiny_models
+from tests.kit.selection import long_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -191,28 +190,6 @@ def test_every_method_is_in_one_group_of_the_index_and_of_the_navigation():
     assert sorted(grouped) == sorted(METHODS)
     below = [path for paths in methods.groups().values() for path in paths]
     assert below == [f"methods/{name}.md" for name in grouped]
-    rows = [_backbones.fit(name, next(iter(_backbones.NAMED))) for name in sorted(METHODS)]
-    assert len({each.merge for each in rows}) > 1, "of a model without weights"
-
-
-def test_what_is_said_of_methods_is_quoted_from_the_studies():
-    claims = (ROOT / "benchmarks/studies/claims.md").read_text(encoding="utf-8")
-    for each in _method_groups.GROUPS:
-        quoted = _method_groups.claims(each).splitlines()
-        assert len(quoted) == len(each.claims)
-        for line in quoted:
-            claim, verdict, counts = re.fullmatch(r"- (.+) \[(.+)\]\(.+\): (.+)", line).groups()
-            assert f"## {claim}\n\n**{verdict}**: {counts}\n" in claims
-    found = {
-        (t.task, t.rows): t for study in ("glue", "low-data") for t in _method_groups.taken(study)
-    }
-    assert len(found) == 4 + 7, "for RTE, and SST-2 with 100 rows, the study cannot tell"
-    assert found["sst2", 7200].method in METHODS
-    table = _method_groups.taken_table()
-    assert all(f"| **{t.method}** | {t.why} |" in table for t in found.values())
-    verdicts = {name: _method_groups.verdict(name) for name in METHODS}
-    expected = ("the baseline", "worse on stsb; tied on 4", "not studied")
-    assert (verdicts["lora"], verdicts["head"], verdicts["vera"]) == expected
 
 
 @every_method
@@ -240,7 +217,7 @@ def box_of(key: str) -> str:
     return "pooler" if key.startswith("backbone.pooler") else ".".join(key.split(".")[2:4])
 
 
-@every_method
+@long_table("name", sorted(METHODS), 6)
 def test_the_picture_highlights_exactly_the_sites_that_are_used(name):
     model = tiny_models.model("bert")
     place = _picture.where(METHODS[name].example(), model)
@@ -255,25 +232,6 @@ def test_the_picture_highlights_exactly_the_sites_that_are_used(name):
     assert drawn == (layers if "mix" not in added else {0, 1})
     assert len(re.findall("data-layer", figure)) == 2
     assert added or trained or name == "head"
-
-
-def test_parallel_adapters_and_stages_are_drawn_and_places_have_words():
-    named = _backbones.named(_backbones.BERT)
-    places = {"bitfit": "biases", "norms": "norms", "freeze": "layers 10..11, and above",
-              "full": "all weights", "head": "only the task head"}  # fmt: skip
-    for name, words in places.items():
-        assert methods.sites_text(_picture.where(METHODS[name](), named)) == words
-    model = tiny_models.model("bert")
-    ways = {
-        name: set(_picture.where(METHODS[name].example(), model).added)
-        for name in ("pfeiffer", "parallel", "ia3", "adapterfusion")
-    }
-    assert ways["pfeiffer"] == ways["adapterfusion"] == {("ffn", "after")}
-    assert ways["parallel"] == {("ffn", "parallel")}
-    assert ("ffn.down", "input") in ways["ia3"]
-    place = _picture.where(METHODS["unfreeze"](), model)
-    assert place.stages == {1: 0, 0: 1}
-    assert ">1 s0<" in _picture.figure("unfreeze", place)
 
 
 def test_the_refusals_are_those_of_the_matrix():
@@ -298,19 +256,6 @@ def test_the_facts_of_a_page_come_from_the_code(name):
     assert sorted(refused) == sorted(a for m, a in matrix.REFUSED if m == name)
     model = _backbones.named(_backbones.BERT)
     assert f"| {METHODS[name].example().count(_backbones.anatomy(model)):,} |" in page
-
-
-def test_merging_and_exporting_are_decided_by_the_code():
-    lora, mam = _backbones.fit("lora", _backbones.QWEN), _backbones.fit("mam", _backbones.QWEN)
-    assert (lora.merge, lora.peft, lora.vllm) == ((), (), ())
-    assert not lora.converted
-    dora = _backbones.fit("dora", _backbones.QWEN)
-    assert (dora.vllm, dora.converted) == ((), True)
-    assert mam.merge
-    assert mam.peft
-    assert "biases" in _backbones.fit("bitfit", _backbones.QWEN).refused
-    copy = _backbones.named(_backbones.T5, layers=2)
-    assert {len(paths) for paths in _backbones.anatomy(copy).layers.values()} == {2}
 
 
 # One prediction of each task, as its docstring shows it.
@@ -387,18 +332,6 @@ def test_the_code_of_the_pages_runs(tmp_path):
     assert printed.count("row 1 of") == len(SOME_TASKS)
 
 
-def test_a_small_benchmark_of_methods(monkeypatch):
-    few = {name: METHODS[name] for name in ("lora", "prefix", "full")}
-    monkeypatch.setattr(method_cost, "METHODS", few)
-    options = method_cost.argparse.Namespace(
-        layers=2, width=24, rows=2, tokens=4, runs=1, device="cpu", threads=1
-    )
-    times = method_cost.measure(options)
-    assert times.keys() == {method_cost.FORWARD, *few}
-    assert min(times.values()) > 0
-    assert "2 layers of width 24" in method_cost.record(options, times)["about"]
-
-
 RECIPE = """\
 # A study of two methods:
 # which one?
@@ -433,30 +366,3 @@ def test_a_study_has_a_page_when_its_report_is_there(studies: Path) -> None:
     assert page.count("# mine\n") == 1
     assert "Take lora." in page
     assert page.endswith(f"```yaml\n{RECIPE}```\n")
-
-
-def test_the_committed_studies_are_listed_and_tables_have_tasks_that_were_learned() -> None:
-    pages = study_pages.pages()
-    for path in study_pages.STUDIES.glob("*.yaml"):
-        assert study_pages._TITLES[path.stem] in pages["studies/index.md"]
-    assert "[Textbook claims](claims.md)" in pages["studies/index.md"]
-    page = pages["studies/glue.md"]
-    first, second = page.split("## All tasks\n")[1].split("## sst2")[0].split("**Undecided.**")
-    assert "| method | sst2, accuracy | mrpc, accuracy | stsb, pearson |\n| --- | ---: |" in first
-    assert "| method | cola, matthews | rte, accuracy |\n| --- | ---: | ---: |\n| head |" in second
-    assert "| majority class | 50.9 | 68.4 |  |\n| mean |  |  | 0.0 |" in first
-    assert "On sst2 and mrpc, the recommended method was not shown to be better than" in first
-    assert ("peft lora" in first, "peft lora" in second) == (True, False)
-
-
-@pytest.mark.apart
-def test_the_interactive_report_is_made_of_the_records(charts, studies: Path) -> None:
-    assert study_pages.assets() == {}
-    assert "mine-charts.html" not in study_pages.pages()["studies/mine.md"]
-    shutil.rmtree(studies / "mine")
-    shutil.copytree(ROOT / "benchmarks/studies/transfer-stsb", studies / "mine")
-    (path,) = study_pages.assets().values()
-    page = path.read_text(encoding="utf-8")
-    assert "<svg" in page
-    assert str(path.parent) not in page
-    assert "(mine-charts.html)" in study_pages.pages()["studies/mine.md"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import house
@@ -39,6 +40,17 @@ READS = {
 }
 
 
+@cache
+def nodes():
+    """List the nodes of all modules, each with its module."""
+    return [(module, node) for module in MODULES for node in ast.walk(module.tree)]
+
+
+@cache
+def imports():
+    return house.room_imports(MODULES, "adapterhub")
+
+
 def test_every_room_is_listed():
     assert {module.room for module in MODULES} == set(ROOMS)
 
@@ -53,33 +65,29 @@ def test_every_room_documents_what_belongs_there_and_what_does_not():
 
 
 def test_imports_only_go_down():
-    imports = house.room_imports(MODULES, "adapterhub")
-    assert sum(map(len, imports.values())) > 50
+    assert sum(map(len, imports().values())) > 50
     for number, room in enumerate(ROOMS):
-        upwards = imports[room] - set(ROOMS[:number])
+        upwards = imports()[room] - set(ROOMS[:number])
         assert not upwards, f"{room} imports from rooms above it"
 
 
 def test_a_wing_imports_only_from_those_it_needs():
     common = {*ROOMS[: ROOMS.index("config")], "extend", "cli"}
     assert common | set().union(*WINGS.values()) == set(ROOMS)
-    imports = house.room_imports(MODULES, "adapterhub")
     for wing, rooms in WINGS.items():
         others = set().union(*(WINGS[w] for w in WINGS.keys() - READS[wing] - {wing}))
-        wrong = {room: imports[room] & others for room in rooms if imports[room] & others}
+        wrong = {r: imports()[r] & others for r in rooms if imports()[r] & others}
         assert not wrong, f"{wing} imports from another wing"
 
 
 def comparisons_with(names, *rooms, except_for=()):
     """List the comparisons with one of these names, outside of some rooms and modules."""
-    for module in MODULES:
-        if module.room in rooms or module.path.stem in except_for:
+    for module, node in nodes():
+        if not isinstance(node, ast.Compare) or module.room in rooms:
             continue
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Compare):
-                constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
-                if constants & names:
-                    yield f"{module.path}:{node.lineno}"
+        constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+        if constants & names and module.path.stem not in except_for:
+            yield f"{module.path}:{node.lineno}"
 
 
 def test_no_branch_on_a_method_or_architecture_outside_their_rooms():
@@ -100,8 +108,7 @@ def test_no_branch_on_a_task_outside_its_room():
 def test_only_a_backbone_tells_models_of_transformers_from_other_modules():
     found = [
         f"{module.path}:{node.lineno}"
-        for module in MODULES
-        for node in ast.walk(module.tree)
+        for module, node in nodes()
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
         if "PreTrainedModel" in ast.unparse(node.args[1])
     ]
@@ -111,7 +118,7 @@ def test_only_a_backbone_tells_models_of_transformers_from_other_modules():
 
 def test_no_class_pretends_to_be_a_model_of_transformers():
     kinds = ("PreTrainedModel", "PreTrainedConfig", "PretrainedConfig")
-    classes = [n for m in MODULES for n in ast.walk(m.tree) if isinstance(n, ast.ClassDef)]
+    classes = [node for _, node in nodes() if isinstance(node, ast.ClassDef)]
     assert len(classes) > 500
     assert not [c.name for c in classes for b in c.bases if ast.unparse(b).endswith(kinds)]
 
@@ -119,8 +126,7 @@ def test_no_class_pretends_to_be_a_model_of_transformers():
 def test_no_import_crosses_rooms_into_a_private_name():
     found = [
         f"{module.path}:{node.lineno}"
-        for module in MODULES
-        for node in ast.walk(module.tree)
+        for module, node in nodes()
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("adapterhub.")
         if (names := [*node.module.split(".")[1:], *(each.name for each in node.names)])
         if names[0] not in (module.room, "_version") and any(n.startswith("_") for n in names)

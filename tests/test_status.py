@@ -28,16 +28,6 @@ def clock(monkeypatch):
     return clock
 
 
-def test_nothing_is_shown_without_a_display(capsys):
-    with status.doing("loading"), status.counting(3, "predicting") as done:
-        done(3)
-    display = status.Display()
-    display.update(display.begin("x", 3), 1)
-    display.end(0)
-    display.close()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_lines_tell_stages_and_work_every_ten_seconds(clock):
     lines = []
     display = status.StatusLines(lines.append)
@@ -50,18 +40,6 @@ def test_lines_tell_stages_and_work_every_ten_seconds(clock):
             clock.now += 4
             done(100)
     assert lines == ["evaluating ...", *(f"evaluating: {n * 300:,} of 2,000" for n in range(1, 7))]
-
-
-def test_lines_without_stages_tell_only_long_work(clock):
-    lines = []
-    with (
-        status.showing(status.StatusLines(lines.append, stages=False)),
-        status.doing("loading torch"),
-    ):
-        clock.now += 60
-        with status.counting(10, "predicting") as done:
-            done(5)
-    assert lines == []
 
 
 def terminal():
@@ -117,27 +95,6 @@ def test_an_error_leaves_a_clean_terminal(error):
     left.close()  # later than the display: nothing to remove
 
 
-def test_a_stage_that_ends_late_does_not_remove_another():
-    progress = Progress(console=terminal())
-    with status.showing(status.StatusBar(progress)):
-        late = status.counting(3, "generating")
-        late.__enter__()
-        with status.doing("saving"):
-            late.__exit__(None, None, None)
-            assert [task.description for task in progress.tasks] == ["saving"]
-
-
-@pytest.mark.parametrize("total", [None, 8544])
-def test_the_line_fits_a_terminal(total):
-    progress = status._new_progress()
-    progress.add_task("loading sentence-transformers/all-MiniLM-L6-v2", total=total)
-    console = Console(file=io.StringIO(), width=80)
-    console.print(progress.make_tasks_table(progress.tasks))
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) == 1
-    assert ("0/8544" in lines[0]) == (total is not None)
-
-
 def test_an_evaluation_takes_the_place_of_the_bar_of_the_run(clock):
     progress = Progress(console=terminal())
     run = progress.add_task("loss 0.5", total=100)
@@ -164,15 +121,3 @@ def test_another_library_has_the_terminal_while_it_is_paused(monkeypatch):
             with status.paused():
                 assert not display._progress.live.is_started
             assert display._progress.live.is_started
-
-
-def test_a_file_is_read_with_a_stage_and_a_hub_dataset_without(tmp_path, monkeypatch):
-    """Control characters of the file's name are escaped."""
-    lines = []
-    (tmp_path / "a\x1b.csv").write_text("")
-    monkeypatch.chdir(tmp_path)
-    with status.showing(status.StatusLines(lines.append)):
-        for source in ("a\x1b.csv", "glue"):
-            with status.reading(source):
-                pass
-    assert lines == ["reading a\\u001b.csv ..."]
