@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -187,20 +186,6 @@ def test_recorded_columns_are_found_in_later_data(
     assert (options.text, options.pair, options.label if labelled else None) == expected
     if kinds == "t":
         assert "guessed: --text 0" in choice.notes
-
-
-def test_the_table_is_read_once(tmp_path, monkeypatch):
-    from adapterhub.data import tables
-    from adapterhub.data.examples import read_examples
-
-    source, calls = write(tmp_path / "a.csv", ("review", "stars"), "tb"), []
-    read = tables.read_delimited
-    monkeypatch.setattr(tables, "read_delimited", lambda *a, **b: calls.append(a) or read(*a, **b))
-    choice = chosen(source)
-    assert len(read_examples(source, choice.options, labelled=True)) == 60
-    assert len(calls) == 1
-    Path(source).write_text("review,stars\nanother file now,1\n")
-    assert len(read_examples(source, choice.options, labelled=True)) == 1
 
 
 # What columns contain.

@@ -140,12 +140,6 @@ def test_any_text_has_some_dialect(text, usual):
         delimited.find_header(rows)
 
 
-def test_only_a_beginning_is_read():
-    rows = delimited.prefix_rows("text;label\n" + "a good film;1\n" * 100_000, ";", True)
-    assert len(rows) <= 200
-    assert rows[-1] == ["a good film", "1"]
-
-
 # Bytes and texts of files.
 
 

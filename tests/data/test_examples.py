@@ -19,7 +19,6 @@ from adapterhub.data.examples import Example, read_examples, sample, strata_of
 from adapterhub.data.options import DataOptions, parse_labels
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import parse_task
-from adapterhub.tasks.multi_label import LabelledText
 from tests.kit.task_cases import CASES
 
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)
@@ -231,14 +230,6 @@ def test_the_labels_of_every_task_divide_its_rows(name, tmp_path):
     assert len(set(strata_of(rows))) > 1
     train, evaluation = reading.hold_out(rows, 0, strata_of(rows))
     assert set(task.labels(evaluation)) <= set(task.labels(train))
-
-
-def test_a_label_of_one_row_stays_in_training():
-    common = [LabelledText(f"text {i}", labels=("a", "b")[: i % 3]) for i in range(60)]
-    for seed in range(20):
-        rows = [*common, LabelledText("rare", labels=("a", "c"))]
-        train, _ = reading.hold_out(rows, seed, strata_of(rows))
-        assert rows[-1] in train
 
 
 # Notes on the data: exact figures, one line each, a handful at most.

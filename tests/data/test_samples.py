@@ -7,9 +7,6 @@ import csv
 import functools
 import io
 import json
-import os
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -17,12 +14,10 @@ import pytest
 
 from adapterhub.data import docstrings
 from adapterhub.data.docstrings import PARTS, load_docstrings
-from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.data.samples import SAMPLES, sample_table, write_sample_folder
 from adapterhub.data.tables import read_table
-from adapterhub.errors import ConfigError, DataError
-from tests.kit.selection import ALL
+from adapterhub.errors import ConfigError
 
 TABLES = [name for name, sample in SAMPLES.items() if sample.table]
 FOLDERS = [name for name, sample in SAMPLES.items() if sample.folder]
@@ -123,20 +118,6 @@ def sides():
     return load_docstrings()
 
 
-def write_modules(stdlib, texts):
-    """Write a library with two large modules per class, and those in `texts`."""
-    stdlib.mkdir(exist_ok=True)
-    for label, modules in PARTS.items():
-        for name in modules.split()[:2]:
-            doc = f"The {label} text {{}} of module {name}, in full length."
-            lines = [f"def f{i}(): '''{doc.format(i)}'''" for i in range(40)]
-            (stdlib / f"{name}.py").write_text("\n".join(lines))
-    for name, docs in texts.items():
-        path = stdlib / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(f"def f{i}(): {doc!r}" for i, doc in enumerate(docs)))
-
-
 def test_the_corpus_is_large_balanced_and_of_short_paragraphs(sides):
     train, evaluation = sides
     assert 1500 <= len(train) <= 2500
@@ -165,66 +146,3 @@ def test_the_splits_share_no_module_and_no_text_and_follow_from_the_seed(sides):
     assert load_docstrings(0) == sides != load_docstrings(1)
     names = [name for parts in PARTS.values() for name in parts.split()]
     assert len(names) == len(set(names)) > 100  # each module has one class
-
-
-def test_duplicates_are_dropped_and_first_paragraphs_are_used(tmp_path):
-    shared = "This text occurs in the modules of two classes, twice."
-    copied = "This text occurs in two modules of one class alone."
-    long = "One paragraph that goes\n    over as many as two lines.\n\n    More, in as many as two."
-    write_modules(
-        tmp_path,
-        {
-            "re": [shared, copied, "Too short.", long],
-            "json": [copied.upper(), "x" * 401, ">>> this is code, not a sentence of English"],
-            "uuid": [shared.replace(",", " ;")],
-            "json/tests/deep": ["This text is in a folder that holds tests of the library."],
-        },
-    )
-    texts = corpus_texts(tmp_path, "text")
-    assert len(texts) == 82
-    assert copied.upper() in texts  # json comes before re
-    assert copied not in texts
-    assert "One paragraph that goes over as many as two lines." in texts
-    assert not any("two classes" in text for text in (*texts, *corpus_texts(tmp_path, "data")))
-    assert not any("folder" in text for text in texts)
-
-
-def corpus_texts(stdlib, label):
-    return [text for module in dict(docstrings._corpus(stdlib))[label] for text in module]
-
-
-def test_the_corpus_is_independent_of_the_hash_seed_and_imports_none_of_its_modules(monkeypatch):
-    """By default, with every third module: a new process reads all anew."""
-    names = {label: names.split() for label, names in PARTS.items()}
-    parts = {label: " ".join(each[:: 1 if ALL else 3]) for label, each in names.items()}
-    monkeypatch.setattr(docstrings, "PARTS", parts)
-    monkeypatch.setattr(docstrings, "_corpus", docstrings._corpus.__wrapped__)
-    code = (
-        "import sys, sysconfig\n"
-        "from adapterhub.data.examples import data_hash\n"
-        "from adapterhub.data import docstrings\n"
-        f"docstrings.PARTS = {parts}\n"
-        "sysconfig.get_path('stdlib')\n"
-        "before = set(sys.modules)\n"
-        "print(*map(data_hash, docstrings.load_docstrings()), *set(sys.modules) - before)"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [data_hash(side) for side in load_docstrings()]
-
-
-def test_missing_modules_are_skipped_and_a_python_without_source_files_is_an_error(
-    tmp_path, monkeypatch
-):
-    gone = {"_pydatetime", "cgi", "cgitb", "mailcap", "nntplib", "telnetlib", "tomllib"}
-    names = {label: " ".join(set(names.split()) - gone) for label, names in PARTS.items()}
-    monkeypatch.setattr(docstrings, "PARTS", names)
-    monkeypatch.setattr(docstrings, "_corpus", docstrings._corpus.__wrapped__)
-    train, evaluation = load_docstrings()
-    assert len(train) > 1500
-    assert {e.label for e in evaluation} == set(PARTS)
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="does not contain the source files") as caught:
-        load_docstrings()
-    assert caught.value.offenders == tuple(f"{label}: 0 docstrings" for label in PARTS)

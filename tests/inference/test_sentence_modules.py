@@ -218,7 +218,7 @@ def train(adapterhub: Any, backbone: Path, folder: Path, *options: str, task="em
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@long_table("name", CASES, 12, nightly=3)
+@long_table("name", CASES, 16, nightly=3)
 def test_an_adapter_trains_predicts_and_merges_over_all_of_it(encoders, adapterhub, tmp_path, name):
     folder, before = encoders(name)
     run, out = tmp_path / "run", tmp_path / "merged"

@@ -129,13 +129,6 @@ def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work():
     assert "1:02:03" in stream.getvalue()
 
 
-def test_times_and_counts_are_short():
-    times = {0.4: "0:00", 75: "1:15", 3600: "1:00:00", 86_399.7: "24:00:00"}
-    assert {seconds: report.time_text(seconds) for seconds in times} == times
-    counts = {0: "0", 62.4: "62.4", 999: "999", 999.7: "1k", 4123: "4.12k", 2.5e6: "2.5M"}
-    assert {count: report.short_count(count) for count in counts} == counts
-
-
 TIMING = Timing(1.0, 20.0, 3)
 
 

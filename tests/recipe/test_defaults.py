@@ -133,8 +133,3 @@ def test_every_step_is_transformers_schedule_one_step_ahead(name, total):
         (theirs,) = get_scheduler(of_theirs, optimizer, warmup + 1, total + 1).lr_lambdas
         for step in range(total):
             assert ours(step) == pytest.approx(theirs(step + 1), abs=2e-16), (warmup, step)
-
-
-def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'cosine'"):
-        recipe.schedule("cosin", 10)

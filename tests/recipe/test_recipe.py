@@ -67,13 +67,6 @@ def test_every_alias_names_an_option_and_is_not_one(alias, path):
         assert NAMES.own_name(own) in (path, own)
 
 
-def test_no_name_with_a_meaning_is_an_option():
-    for name in MEANINGS:
-        assert NAMES.own_name(name) is None, name
-        assert name == name.lower()
-        assert "-" not in name
-
-
 def test_options_are_accepted_above_their_group():
     words = ["epochs=2", "rows=9", "train=a.csv", "eval=b.csv", "text=body", "bs=4"]
     read_ = read(None, words, REQUIRED)
@@ -208,12 +201,6 @@ def test_draws_depend_on_seed_and_epoch_alone_and_follow_the_shares(sizes, spec,
     if len(shares) > 1 and min(shares) > 0.05:
         assert drawn != recipes.draw_tasks(shares, 400, seed + 1, epoch)
         assert drawn != recipes.draw_tasks(shares, 400, seed, epoch + 1)
-
-
-@pytest.mark.parametrize("name", sorted(recipes.MIXINGS))
-def test_a_mixing_round_trips(name):
-    mixing = recipes.parse_mixing(name)
-    assert recipes.parse_mixing(recipes.dump_mixing(mixing)) == mixing
 
 
 @pytest.mark.parametrize(

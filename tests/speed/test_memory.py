@@ -126,7 +126,7 @@ def test_bounded_logits_are_those_of_the_model(bound):
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("task", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
+@long_table("task", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"], 2)
 def test_a_run_is_the_same(task, backbones, tmp_path, monkeypatch):
     case, folder = CASES[task], backbones(CASES[task].backbone)
     data = case.data(tmp_path)
@@ -163,10 +163,6 @@ def test_a_head_that_trains_later_has_its_logits():
     assert engine.below_head is None
 
 
-def test_small_batches_have_their_logits():
-    assert chosen(tiny_models.language_model("llama"), "causal-lm")[1] is None
-
-
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("change", ["trained", "hooked", "subclass", "child", "offloaded"])
 def test_heads_of_another_kind_have_their_logits(change):
@@ -191,9 +187,10 @@ CELLS = [
     ("gpt2", "ia3"), ("t5", "lora"), ("deberta-v2", "pfeiffer"), ("modernbert", "lora"),
 ]  # fmt: skip
 
+DTYPES = (torch.float32, torch.bfloat16)
 
-@pytest.mark.parametrize(("method", "architecture"), [(m, a) for a, m in CELLS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+@long_table(("architecture", "method", "dtype"), [(*c, d) for c in CELLS for d in DTYPES], 3)
 def test_the_prediction_is_what_a_larger_batch_keeps(method, architecture, dtype):
     model = tiny_models.model(architecture).to(dtype)
     adapter = ah.attach(model, example(method))
@@ -203,14 +200,6 @@ def test_the_prediction_is_what_a_larger_batch_keeps(method, architecture, dtype
     assert [module.training for module in model.modules()] == modes
     adapter.train_mode()
     assert predicted == pytest.approx(saved_bytes(adapter, rows, tokens), rel=0.05)
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 17])
-def test_short_rows(tokens):
-    adapter = ah.attach(tiny_models.model("bert"), "lora")
-    predicted = activation_bytes(adapter, 3, tokens)
-    adapter.train_mode()
-    assert predicted == pytest.approx(saved_bytes(adapter, 3, tokens), rel=0.05)
 
 
 def test_gradient_checkpointing_keeps_inputs_and_one_layer():
@@ -231,15 +220,6 @@ def test_logits_are_counted_apart():
     assert memory.logit_bytes(adapter, 4 * 32) == memory.LOGIT_BYTES * 4 * 32 * tiny_models.VOCAB
     adapter.train_mode()
     assert predicted == pytest.approx(saved_bytes(adapter, 4, 32), rel=0.05)
-
-
-def test_random_numbers_are_left_alone():
-    adapter = ah.attach(tiny_models.model("bert"), "lora(dropout=0.5)")
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    activation_bytes(adapter, 4, 32)
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_an_evaluation_takes_one_layer_at_a_time():

@@ -1,7 +1,5 @@
 """What all tasks share: specs, other names, registration, and rows without a text."""
 
-import sys
-
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -14,21 +12,12 @@ from adapterhub.tasks.common.base import ALIASES, aliases_of, resolve_alias
 from adapterhub.tasks.common.batches import pad
 from tests.kit.data import write_json_lines
 
-STEPS = ["example", "row", "prediction", "metrics"]
-
 
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_a_spec_is_its_own_normal_form(name):
     task = TASKS[name]()
     assert parse_task(name) == parse_task({name: {}}) == parse_task(dump_task(task)) == task
     assert parse_task(task) is task
-
-
-def test_each_file_describes_its_data_in_the_same_order():
-    for module in {sys.modules[task.__module__] for task in TASKS.values()}:
-        lines = [line.split(maxsplit=1) for line in module.__doc__.splitlines()]
-        words = [line[0] for line in lines if line and line[0] in STEPS]
-        assert words == STEPS, module.__name__
 
 
 # A row of each task, and the columns whose text may not be empty.

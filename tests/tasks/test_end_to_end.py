@@ -102,9 +102,9 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     if name in LEARNED:
         assert case.least is None or metrics[main] >= case.least, metrics
         assert case.most is None or metrics[main] <= case.most, metrics
+        assert printed("predict", run, *case.asked(file)).count("\n") == 1
     (row,) = json_lines(printed("predict", run, *case.asked(file), "--json"))
     assert case.key in row
-    assert printed("predict", run, *case.asked(file)).count("\n") == 1
     assert len(json_lines(printed("predict", run, "--data", file, "--json"))) == examples
 
 

@@ -361,19 +361,6 @@ def test_texts_are_those_of_plain_transformers(name, speech, loaded):
     assert len(set(expected)) > 1 or name == "speech-whisper"  # random: it hears no difference
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_the_loss_is_the_models(name, speech, loaded):
-    model, processor = loaded(name)
-    data = targets(speech, processor, ENGLISH if "whisper" in name else TASK)
-    assert data.task.loss(data) is None
-    with torch.no_grad():
-        loss = model(**data.batch(range(4))).loss
-        alone = [model(**data.batch([i])).loss for i in range(4)]
-    assert loss.isfinite()
-    if name == "speech-ctc":  # the mean over texts of the mean over letters
-        torch.testing.assert_close(loss, torch.stack(alone).mean(), rtol=1e-4, atol=1e-4)
-
-
 def test_long_sounds_are_refused(speech, loaded):
     _, whisper = loaded("speech-whisper")
     files = files_of(speech)

@@ -187,19 +187,6 @@ def test_ties_count_as_the_mean_over_their_orders(scores, gains):
     assert found == pytest.approx(np.mean(each, axis=0))
 
 
-def test_ties_across_the_last_rank_count_as_the_mean_over_drawn_orders():
-    random = np.random.default_rng(0)
-    scores = np.repeat([3.0, 2.0, 1.0], [4, 15, 5])
-    gains = np.zeros(24)
-    gains[[2, 6, 9, 21]] = [0, 1, 0.5, 1]
-    orders = [np.lexsort((random.random(24), -scores)) for _ in range(4_000)]
-    drawn = [measures.query_metrics(gains[order].tolist(), gains.tolist()) for order in orders]
-    found = measures.query_metrics(
-        measures.ranked_gains(scores.tolist(), gains.tolist()), gains.tolist()
-    )
-    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.02)
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_a_model_that_tells_nothing_apart_gets_chance(first):
     """Wherever the relevant passage is in the file: seven passages, and one in forty texts."""
@@ -283,19 +270,6 @@ def test_the_interval_of_an_embedding_is_by_queries():
             for row in file.rows]  # fmt: skip
     older = scoring.score_errors(metrics, {"": scoring.EvaluatedRows(90, replace(file, rows=rows))})
     assert older["mrr@10"] == ScoreError(90)
-
-
-def test_rows_of_few_groups_are_less_sure():
-    """Of 200 rows in ten groups that are all right or all wrong, the interval is that of ten."""
-    rows = [{"label": "a", "prediction": "ab"[i % 2], "score": 1.0} for i in range(200)]
-    grouped = [row | {"group": i % 10} for i, row in enumerate(rows)]
-    score = scoring.row_scores("classes")["accuracy"]
-    alone, few = (
-        scoring.score_error(score, scoring.grouped_columns(score, each)) for each in (rows, grouped)
-    )
-    ten = scoring.score_error(score, scoring.grouped_columns(score, rows[:10]))
-    assert few.low == pytest.approx(ten.low)
-    assert few.high - few.low > 3 * (alone.high - alone.low)
 
 
 def test_runs_are_compared_by_groups():

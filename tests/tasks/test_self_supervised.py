@@ -180,13 +180,6 @@ def test_infilling_replaces_a_share_of_the_tokens(ids, rate, span, seed):
     assert all(i in rest for i in kept), "in their order"
 
 
-def test_spans_have_poisson_lengths():
-    lengths = [n for seed in range(50) for n in span_draws(1000, 3.0, default_rng(seed))[:-1]]
-    assert np.mean(lengths) == pytest.approx(3.0, abs=0.05)
-    assert np.var(lengths) == pytest.approx(3.0, abs=0.15)
-    assert lengths.count(0) / len(lengths) == pytest.approx(np.exp(-3), abs=0.01)
-
-
 def test_spans_are_anywhere():
     """Each token but those at the ends is in a span equally often."""
     counts = np.zeros(20)

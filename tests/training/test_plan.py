@@ -20,7 +20,7 @@ from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import prepare
 from tests.kit import tiny_models
-from tests.kit.data import HEADS, mixed_recipe, write_json_lines, write_tsv
+from tests.kit.data import write_json_lines, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 from tests.kit.task_cases import CASES
@@ -265,14 +265,6 @@ def test_what_is_cut_and_what_is_padded(backbone, tmp_path, monkeypatch, adapter
     command = ("train", file, "--backbone", backbone, "--eval", file, "--show", "2")
     assert succeeded(adapterhub(*command)).count("[CLS]") == 2
     assert not (tmp_path / "runs").exists()
-
-
-def test_rows_of_each_of_several_tasks(backbone, tmp_path):
-    recipe = mixed_recipe(backbone, tmp_path, "train.best_metric=length/mse")
-    rows, notes = preview_rows(recipe, 2)
-    assert [row.title.partition(":")[0] for row in rows] == [n for n in HEADS for _ in range(2)]
-    assert rows[-1].title == "length: row 2 of 9"
-    assert any(note.startswith("mood: ") for note in notes)
 
 
 WORDS = "the movie was very good"

@@ -21,7 +21,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Evaluated, Reporter, Timing, one_class, verdict
-from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, recorded_words
+from adapterhub.pages.page import recorded_words
 from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.tasks import parse_task
@@ -155,13 +155,6 @@ def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words):
     assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
     assert max(prepared.train.lengths) <= max_positions(prepared.model) == 64
     assert any("train.max_length" in note for note in prepared.notes)
-
-
-def test_the_seed_draws_the_tensors_of_an_adapter(recipe_with):
-    drawn = [prepare(recipe_with("method=lora", f"seed={seed}")).adapter for seed in (5, 5, 6)]
-    first, second, other = (adapter.tensors() for adapter in drawn)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_packing_is_refused_with_virtual_tokens(recipe_with, backbones, tmp_path):
@@ -440,29 +433,3 @@ def test_what_is_not_compared(monkeypatch):
         compare_with_words(replace(data, parts={"a": data}), rows, own),
     ):
         assert other is None
-
-
-def test_a_record_is_read_as_it_was_written_and_others_are_left_out(tmp_path):
-    assert recorded_words(tmp_path) is None
-    for found in (
-        WordsComparison("accuracy", 0.5, 30, -0.25, -0.5, 0.125),
-        WordsComparison("mse", 1.0, 3),
-        WordsComparison(skipped="large"),
-    ):
-        (tmp_path / BAG_OF_WORDS).write_text(json.dumps(found.record()))
-        assert recorded_words(tmp_path) == found
-    numbers = {"value": 1, "rows": 1, "difference": 1}
-    wrong = ({"score": "a"}, {"score": 1, **numbers}, {"skipped": "x" * 5000}, [1])
-    for text in ("{", *map(json.dumps, wrong)):
-        (tmp_path / BAG_OF_WORDS).write_text(text)
-        assert recorded_words(tmp_path) is None
-
-
-def test_the_runs_of_a_sweep_fit_equal_rows_once(monkeypatch):
-    fits = Mock(wraps=word_baseline._fitted)
-    monkeypatch.setattr(word_baseline, "_fitted", fits)
-    train, rows, others = (rows_of("classes", count) for count in (41, 43, 45))
-    for trained, right, count in ((train, 1.0, 1), (train, 0.5, 1), (others, 1.0, 2)):
-        own = predicted("classes", rows, right)
-        compare_with_words(data_of("classes", trained, rows), rows, own)
-        assert fits.call_count == count

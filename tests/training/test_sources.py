@@ -20,7 +20,6 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.sources import DataSource
 from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.native import Saved
-from adapterhub.inference.train import _are_sources
 from adapterhub.loop.report import Several
 from adapterhub.recipe.recipe import Recipe, parse_mixing, read
 from adapterhub.tasks import Setting, parse_task
@@ -83,17 +82,6 @@ def test_every_epoch_has_its_shares_and_no_row_twice_before_all(sizes, data, epo
         assert max(times) - min(times) <= 1
     if mixing == parse_mixing("size") and len(set(weights)) == 1:
         assert drawn_rows(sizes, shares, epoch, seed) == list(range(total))
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=6), st.integers(1, 7), st.integers(1, 40))
-def test_blocks_of_any_size_keep_the_shares(rates, size, blocks):
-    counts = np.zeros(len(rates), int)
-    for before, new in islice(apportioned([rate / sum(rates) for rate in rates], size), blocks):
-        assert sum(new) == size
-        assert min(new) >= 0
-        assert before == counts.tolist()
-        counts += new
-    assert np.abs(np.array(rates) / sum(rates) * size * blocks - counts).max() <= 1 + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -363,19 +351,6 @@ def test_a_recipe_keeps_its_sources(tmp_path):
     assert read(tmp_path / "r.yaml") == recipe
     assert options.location == "a.csv, b.csv"
     assert DataOptions(train="hf:imdb#5") == DataOptions(train="imdb", rows=5)
-
-
-def test_rows_in_memory_are_not_taken_for_files(recipe):
-    """The list of `ah.train`: files, with or without options, and rows are told apart."""
-    for value, expected in (
-        (["good.tsv#5", Path("more.tsv"), "hf:imdb"], True),
-        (["good.tsv", {"path": "more.tsv", "weight": 2}], True),
-        ([{"path": "a.wav", "label": "x"}], False),
-        (["good.tsv", {"text": "a"}], False),
-        (["a text", "another text"], False),
-        ([], False),
-    ):
-        assert _are_sources(value) is expected, value
 
 
 def test_packed_rows_have_texts_of_one_source(backbones, tmp_path):

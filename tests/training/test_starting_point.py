@@ -163,12 +163,12 @@ def test_it_trains_on_a_frozen_adapter_and_records_it(recipe, lang):
     assert predictions(outcome.folder.parent) == expected
 
 
-BELOW = ("pfeiffer(size=4)", "prefix", "lora", "bitfit", "prompt")
+BELOW = ("prompt", "pfeiffer(size=4)", "prefix", "lora", "bitfit")
 ON_TOP = ("head", "lora(layers=top 1)")
 PAIRS = [(below, method) for below in BELOW for method in ON_TOP]
 
 
-@pytest.mark.parametrize(("below", "method"), PAIRS if ALL else [*PAIRS[::2], PAIRS[1]])
+@pytest.mark.parametrize(("below", "method"), PAIRS if ALL else [PAIRS[0], PAIRS[3]])
 def test_frozen_layers_are_kept_with_what_is_below(recipe, below, method):
     """Layers are recorded and replayed with the adapter below; a prompt's tokens are not rows."""
     lang = run(replace(recipe, method=below), Reporter()).folder
