@@ -13,28 +13,6 @@ from adapterhub.errors import AttachError, ConfigError
 from tests.kit import tiny_models
 
 
-def test_an_owned_parameter_replaces_the_original_everywhere():
-    model = tiny_models.language_model("gpt2")
-    tied = model.get_input_embeddings().weight
-    adapter = ah.attach(model, "full")
-    owned = next(c for c in adapter.changed if c.original is tied)
-    assert model.get_input_embeddings().weight is model.lm_head.weight is owned.own
-    owned.swap(on=False)
-    assert model.get_input_embeddings().weight is model.lm_head.weight is tied
-    owned.swap(on=True)
-    assert model.lm_head.weight is owned.own
-
-
-def test_the_model_has_the_labels_of_the_active_head():
-    model = tiny_models.model("bert", id2label={0: "a", 1: "b", 2: "c"}, label2id={})
-    adapter = ah.attach(model, "lora")
-    adapter.head.labels["id2label"] = {0: "x", 1: "y", 2: "z"}
-    ah.activate(model)
-    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
-    ah.activate(model, adapter.name)
-    assert model.config.id2label == {0: "x", 1: "y", 2: "z"}
-
-
 def test_a_head_for_the_model_is_in_its_dtype():
     model = tiny_models.model("bert").to(torch.bfloat16)
     head = ah.attach(model, "lora").head

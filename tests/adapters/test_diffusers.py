@@ -14,7 +14,7 @@ from adapterhub.anatomy.backbone import join, loadable_in
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.errors import AttachError, MismatchError, SiteError
 from tests.kit.pipelines import KINDS, MODELS, diffusers, model, output, picture, pipeline
-from tests.kit.selection import cases_of, long_table
+from tests.kit.selection import ALL, cases_of, long_table
 from tests.kit.tiny_adapters import check_life
 from tests.kit.tiny_models import scramble_parameters
 
@@ -107,7 +107,7 @@ def test_no_attention_of_any_model_of_diffusers_is_overlooked():
     assert overlooked == []
 
 
-@long_table("name", MODELS, 12, nightly=4)
+@long_table("name", MODELS, 16, nightly=5)
 def test_the_life_of_a_lora_and_the_same_one_in_peft(name, tmp_path):
     made = model(name)
     roles = sorted({site.role for site in named(made)}) or ["conv*", "block*"]
@@ -285,7 +285,8 @@ SWAPS = {
 }
 
 
-@long_table("way", COMPILED)
+@pytest.mark.skipif(not ALL, reason="six compilations")
+@pytest.mark.parametrize("way", COMPILED)
 def test_a_compiled_part_follows_every_swap(way):
     """And takes no new adapter: torch would not see its hooks."""
     torch._dynamo.reset()

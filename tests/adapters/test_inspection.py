@@ -86,15 +86,6 @@ def test_what_is_at_no_site_is_counted():
     assert found.methods["head"].details == ("attach(head=[...])",)
 
 
-def test_a_vision_transformer():
-    found = ah.inspect(Vision())
-    rows = _rows(found)
-    assert (rows["attn.v"]["number"], rows["attn.v"]["layers"]) == (3, "all")
-    assert rows["ffn"]["kind"] == "sublayer"
-    assert found.methods["lora"].sites == ("attn.q", "attn.v")
-    assert [(rest.module, rest.names) for rest in found.not_found] == [("Vision", ("pos_embed",))]
-
-
 def _networks() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     return {

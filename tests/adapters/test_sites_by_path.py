@@ -76,7 +76,7 @@ def language_batch(model) -> dict[str, Tensor]:
     return batch | ids
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@long_table("architecture", tiny_models.MATRIX, 3)
 def test_each_module_with_a_weight_that_runs_is_a_site(architecture):
     model = tiny_models.model(architecture, "features")
     anatomy = ah.anatomy_of(model)
@@ -99,7 +99,7 @@ def test_each_module_with_a_weight_that_runs_is_a_site(architecture):
     assert ran - hosts == (ran & counted) | (ran & read) - hosts
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@long_table("architecture", tiny_models.MATRIX, 3)
 def test_no_site_is_silent(architecture):
     """An update anywhere changes what the model computes, and a merged one computes the same."""
     model = tiny_models.language_model(architecture) if architecture in tiny_models.GENERATORS \
@@ -123,7 +123,7 @@ def test_no_site_is_silent(architecture):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@long_table("method", ["lora", "dora", "loha", "oft", "ia3", "bitfit"], 3)
+@long_table("method", ["lora", "dora", "loha", "oft", "ia3", "bitfit"], 6)
 def test_the_life_of_an_adapter_of_convolutions(kind, method, tmp_path):
     _, pattern, count = NETWORKS[kind]
     model, batch = network(kind)
@@ -233,7 +233,7 @@ PEFT = [
 ]
 
 
-@pytest.mark.parametrize(("build", "kind", "names"), PEFT)
+@long_table(("build", "kind", "names"), PEFT, 2)
 def test_what_peft_targets_by_path_is_the_same_here(build, kind, names, tmp_path):
     theirs, batch = build(*kind)
     config = peft.LoraConfig(target_modules=names, r=2, init_lora_weights=False)

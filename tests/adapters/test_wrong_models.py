@@ -9,7 +9,6 @@ import peft
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint, library_inside, remedy
@@ -86,19 +85,6 @@ def test_a_model_with_adapters_of_another_library_in_its_layers_is_refused():
         ah.attach(model, "lora")
     assert "load_backbone(ID)" in error.value.hint
     assert "load(model, FOLDER)" in error.value.hint
-
-
-def test_a_distributed_model(tmp_path):
-    store = f"file://{tmp_path / 'group'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        wrapped = DistributedDataParallel(tiny_models.model("bert"))
-        with pytest.raises(AttachError) as error:
-            ah.attach(wrapped, "lora")
-    finally:
-        torch.distributed.destroy_process_group()
-    assert error.value.hint == "use the model inside: model.module; attach first, then wrap"
-    ah.attach(wrapped.module, "lora")
 
 
 def test_a_compiled_model_is_refused():

@@ -7,6 +7,7 @@ ADAPTERHUB_MATRIX=full. test_sweep.py trains, saves and loads methods on popular
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 
 import every_type
@@ -55,6 +56,7 @@ CELLS = [(model, method) for model in MODELS for method in METHOD_NAMES]
 CELLS = CELLS if tiny_models.FULL_MATRIX else cases_of(CELLS, 6)
 
 
+@functools.cache
 def build(model_type, auto):
     """Build a small model, or a large one without weights; skip what cannot be built."""
     model = every_type.build(model_type, auto, tiny=True) or every_type.build(model_type, auto)

@@ -102,28 +102,12 @@ def test_names_of_peft_select_the_modules_that_they_name(architecture):
     assert [site.id for site in anatomy.select(["all-linear"])] == [site.id for site in every]
 
 
-def test_the_first_existing_alternative_path_is_used():
-    """T5's row has `wi` for the plain network and `wi_1` for the gated one."""
-    for architecture, name in (("t5", "wi"), ("mt5", "wi_1")):
-        sites = ah.anatomy_of(tiny_models.usual_model(architecture)).sites
-        assert sites["encoder.0.ffn.up"].host.endswith(f"DenseReluDense.{name}")
-        assert ("encoder.0.ffn.gate" in sites) == (architecture == "mt5")
-
-
 def test_a_decoder_without_an_encoder_has_no_cross_attention_and_no_other_stack():
     """Its layers have the modules of cross-attention, and never run them."""
     anatomy = ah.anatomy_of(tiny_models.model("bart", "causal-lm", is_encoder_decoder=False))
     assert (set(anatomy.stacks), len(anatomy.family.stacks)) == ({"decoder"}, 2)
     assert "decoder.0.attn.q" in anatomy.sites
     assert not [name for name in anatomy.sites if ".cross" in name]
-
-
-def test_layers_after_the_first_use_its_relative_positions():
-    sites = ah.anatomy_of(tiny_models.usual_model("t5")).sites
-    first = "encoder.block.0.layer.0.SelfAttention"
-    assert sites["encoder.0.attn.kv"].bias.endswith(first)
-    assert sites["encoder.1.attn.kv"].bias == sites["encoder.0.attn.kv"].bias
-    assert sites["decoder.0.cross.kv"].bias is None
 
 
 def test_a_row_that_does_not_fit_is_refused():

@@ -40,15 +40,6 @@ def test_a_draft_survives(model_type, tmp_path):
     assert copies(row, tmp_path) == (row,) * 3
 
 
-def test_defaults_are_not_written():
-    row = Family(("new",), (Stack("decoder", "layers", {"attn.q": "q"}),), ("emb",))
-    assert family_data(row) == {
-        "model_types": ["new"],
-        "stacks": [{"name": "decoder", "layers": "layers", "sites": {"attn.q": "q"}}],
-        "below": ["emb"],
-    }
-
-
 VALID = {
     "model_types": ["new"],
     "stacks": [{"name": "decoder", "layers": "layers", "sites": {"attn.qkv": "qkv"}}],

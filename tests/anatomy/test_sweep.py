@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -10,10 +11,13 @@ import pytest
 import sweep
 import sweep_cells
 import sweep_page
+import torch
 import torch.nn.functional as F
+import transformers
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
+from tests.kit import media
 from tests.kit.matrix import AT_EMBEDDINGS, OF_TEXTS
 from tests.kit.selection import long_table
 
@@ -36,10 +40,17 @@ REFUSED = {
 }  # fmt: skip
 
 
-def outcome(model_type, method):
+@functools.cache
+def built(model_type):
+    """Build a model with its inputs once; each cell leaves it as it was, or is no `ok`."""
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
     found = every_type.build(model_type, auto, tiny=True)
-    return sweep_cells.cell(found, method, sweep_cells.inputs_for(found))
+    return found, sweep_cells.inputs_for(found)
+
+
+def outcome(model_type, method):
+    found, inputs = built(model_type)
+    return sweep_cells.cell(found, method, inputs)
 
 
 @long_table(
@@ -87,7 +98,8 @@ def outcome(model_type, method):
             strict=True,
         ),
     ],
-    3,
+    4,
+    nightly=2,
 )  # fmt: skip
 def test_a_method_works_on_a_common_or_irregular_architecture(model_type, method):
     not_run = model_type in ("informer", "mgp-str")
@@ -107,9 +119,24 @@ NOT_APPLICABLE |= {("whisper", "head"), ("whisper", "alora")}
 SEEN_AND_HEARD = list(itertools.product(("vit", "whisper"), sorted(METHODS)))
 
 
-@long_table(("model_type", "method"), SEEN_AND_HEARD, 12, nightly=3)
+@functools.cache
+def seeing_or_hearing(model_type):
+    """Build a smaller model than the sweep's, with inputs: a picture has 200 tokens there."""
+    torch.manual_seed(0)
+    if model_type == "vit":
+        model = transformers.ViTForImageClassification(media.vit_config()).eval()
+        return model, sweep_cells.inputs_for(model)
+    config = media.sound_config("whisper")
+    sound = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions)
+    ids = torch.arange(5, 15).view(2, 5)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    return model, {"input_features": sound, "decoder_input_ids": ids}
+
+
+@long_table(("model_type", "method"), SEEN_AND_HEARD, 16, nightly=4)
 def test_pictures_and_speech(model_type, method):
-    found = outcome(model_type, method)
+    model, inputs = seeing_or_hearing(model_type)
+    found = sweep_cells.cell(model, method, inputs)
     if (model_type, method) in NOT_APPLICABLE:
         assert re.match(r"refused: .*(does not fit|nothing would train)", found)
     else:
@@ -172,19 +199,6 @@ def test_a_broken_invariant_is_named(model, monkeypatch, broken):
     assert sweep_cells.cell(model, "lora", inputs) == f"wrong: {broken}"
 
 
-def test_a_wrong_cached_step_is_seen(model, monkeypatch):
-    inputs, real = sweep_cells.inputs_for(model), sweep_cells._cached_step
-
-    assert sweep_cells._cached_step(model, inputs) is not None
-    bare = sweep_cells.outputs(model, inputs)
-    ah.attach(model, "lora")
-    sweep_cells._check_cache(model, inputs, bare)
-    calls = iter((0.0, 1.0))
-    monkeypatch.setattr(sweep_cells, "_cached_step", lambda *rest: real(*rest) + next(calls))
-    with pytest.raises(sweep_cells.Broken, match="cache"):
-        sweep_cells._check_cache(model, inputs, bare)
-
-
 def test_a_type_runs_in_a_process_of_its_own_for_some_time(monkeypatch):
     found = sweep._in_a_process("bert", ("lora", "head"), False)
     assert found["class"] == "BertForMaskedLM"
@@ -220,20 +234,6 @@ def test_types_are_counted_and_shown():
     assert "| a | ✓ | - | ✗ | ✗ | ✓ |\n| b | ✓ | - | ✓ |  |  |\n" in text
     assert "- prefix refused, 2 types, *this backbone has no such site*: a, b\n" in text
     assert "- full fails, 1 type, *KeyError: 1*: a\n" in text
-
-
-@pytest.mark.parametrize("listed", [60, 1])
-def test_a_page_is_read_as_it_was_written_and_some_types_are_replaced(listed, monkeypatch):
-    monkeypatch.setattr(sweep_page, "LISTED", listed)
-    found = sweep_page.findings(RESULTS, "5.23.0", 100, tuple(CELLS))
-    kept = sweep_page.read(sweep_page.page(found))
-    assert kept == found
-    again = [{"type": "a", "class": "A", "cells": CELLS | {"full": "ok"}}]
-    kept.update(sweep_page.findings(again, "5.23.0", 9, tuple(CELLS)))
-    assert kept.rows["a"]["peft all-linear"].word == "works"
-    assert "KeyError" not in sweep_page.page(kept)
-    with pytest.raises(ValueError, match="no page of a sweep"):
-        sweep_page.read("# Another page")
 
 
 def test_the_page_in_the_documentation_is_whole():

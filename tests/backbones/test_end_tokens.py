@@ -68,7 +68,7 @@ def trained(backbones: Any, adapterhub: Any, tmp_path: Path) -> Any:
     return run
 
 
-@long_table(("template", "form"), list(itertools.product(TEMPLATES, FORMS)), 2)
+@long_table(("template", "form"), list(itertools.product(TEMPLATES, FORMS)), 3)
 def test_what_ends_an_answer_is_kept_or_missed_aloud(
     template: str, form: str, trained: Any
 ) -> None:
@@ -127,8 +127,11 @@ def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")
-@pytest.mark.parametrize("form", ["own token", "a text"])
-@pytest.mark.parametrize("way", ["own loop", "known tokenizer", "Trainer"])
+@long_table(
+    ("way", "form"),
+    list(itertools.product(("own loop", "known tokenizer", "Trainer"), ("own token", "a text"))),
+    2,
+)
 def test_without_a_run_the_tokenizer_says_where_answers_end(
     way: str, form: str, backbones: Any, tmp_path: Path
 ) -> None:

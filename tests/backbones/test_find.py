@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,13 +177,6 @@ def test_the_oldest_go_first(tmp_path, monkeypatch):
         os.utime(max(records(), key=lambda p: p.stat().st_mtime_ns), ns=(number, number))
     left = sorted(json.loads(p.read_bytes())["name"][:2] for p in records())
     assert left == ["n2", "n3", "n4"]
-
-
-def test_several_writers(tmp_path):
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: find.remember_folder(NAME, tmp_path / str(n % 3)), range(200)))
-    assert find.recorded_folder(NAME) in {str(tmp_path / str(n)) for n in range(3)}
-    assert len([*records()[0].parent.iterdir()]) == 1
 
 
 DIGEST = "0123456789ab"

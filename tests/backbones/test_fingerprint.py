@@ -26,10 +26,6 @@ GOLDEN = "v2-25258faf575cb5e72489a612da31c578294c037c79c763397e2e61524cb18f22"
 GOLDEN_BODY = "7a45b1b6aa833947ad8eb0ddc667f4dd7dd7bf46c927a9ef9b42184d540e2122"
 
 
-def of_model(model):
-    return new_state(model).fingerprint()
-
-
 def saved(architecture, folder, task="classification", **config):
     tiny_models.model(architecture, task, **config).save_pretrained(folder)
     return folder

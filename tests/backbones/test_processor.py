@@ -165,15 +165,6 @@ def test_a_backbone_of_text_has_no_such_model(backbones):
         PictureTextProcessor.from_pretrained(backbones("bert"))
 
 
-def test_a_tokenizer_has_no_placeholder_and_parts_for_videos_are_left_out():
-    words = media.picture_tokenizer({"image_token": "<image>"})
-    assert processors.image_placeholder(words) is processors.image_placeholder(None) is None
-    own = processors.for_pictures(transformers.Qwen2VLProcessor)
-    assert own.get_attributes() == ["image_processor", "tokenizer"]
-    assert own.video_processor is None
-    assert "video_processor" in transformers.Qwen2VLProcessor.get_attributes()
-
-
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="is installed")
 def test_a_class_that_needs_torchvision_is_told(tmp_path):
     (tmp_path / "processor_config.json").write_text('{"processor_class": "PixtralProcessor"}')

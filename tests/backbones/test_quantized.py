@@ -247,27 +247,6 @@ def test_only_layers_that_can_repack_are_changed_and_restored():
         assert not model[1]._forward_hooks
 
 
-def test_plain_tensors_and_layers_are_counted_and_not_decoded():
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        tensor = torch.zeros(3, 5, dtype=dtype)
-        assert (quantized.size_of(tensor), quantized.bytes_of(tensor)) == (15, 15 * dtype.itemsize)
-    layer = nn.Linear(3, 5)
-    assert quantized.dequantized(layer) is None
-    assert quantized.row_scales(layer) is None
-    assert not quantized.can_requantize(layer)
-
-
-def test_int8_rows_are_scaled_by_their_scale():
-    layer = nn.Linear(2, 3)
-    layer.weight = nn.Parameter(
-        torch.tensor([[127, 0], [-127, 1], [64, 2]], dtype=torch.int8), False
-    )
-    layer.weight.SCB = torch.tensor([1.0, 2.0, 127.0])
-    assert quantized.row_scales(layer) is layer.weight.SCB
-    expected = torch.tensor([[1, 0], [-2, 2 / 127], [64, 2]])
-    torch.testing.assert_close(quantized.dequantized(layer), expected)
-
-
 @pytest.mark.parametrize("block", [(16, 8), (16, 16), (7, 5), (48, 32)])
 def test_blocks_of_fp8_are_scaled_by_their_scale(block):
     """Also blocks that do not divide the matrix."""

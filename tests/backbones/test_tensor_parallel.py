@@ -15,6 +15,7 @@ from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_paralle
 from adapterhub.errors import BackboneError, ConfigError
 from tests.kit import processes, tensor_parallel_cells, tiny_models
 from tests.kit.matrix import one_of_each_signature
+from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
@@ -78,6 +79,7 @@ def test_outputs_gradients_and_texts_are_those_of_one_process(model_type, method
         assert result in ("ok", "refused alike")
 
 
+@pytest.mark.skipif(not ALL, reason="building the configurations of all types takes seconds")
 def test_most_types_with_a_plan_are_covered():
     types = planned()
     assert len(types) >= 111

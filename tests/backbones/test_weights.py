@@ -53,25 +53,6 @@ def test_what_is_no_weight_of_a_product_is_refused():
     assert torch.equal(read_weight(replaced), weight)
 
 
-def test_storage_problems():
-    """Counters and masks are values, and codes are none."""
-    for dtype in (torch.int64, torch.bool, torch.float16):
-        assert backbone.has_values(torch.zeros(3, dtype=dtype)), dtype
-    for dtype in (torch.int8, torch.uint8, torch.int32):
-        assert not backbone.has_values(torch.zeros(3, dtype=dtype)), dtype
-    codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
-    quantized = type("Params4bit", (nn.Parameter,), {})(torch.zeros(2))
-    parameters = {"plain": nn.Parameter(torch.zeros(2)), "codes": codes, "quantized": quantized}
-    assert backbone.storage_problem(parameters["plain"]) == ""
-    assert backbone.storage_problem(codes) == "it is stored as int8"
-    assert backbone.storage_problem(quantized) == "it is quantized: Params4bit"
-    assert backbone.storage_problem(None) == "it is not stored as one parameter"
-    assert backbone.storage_problems(parameters, parameters) == [
-        "codes: it is stored as int8", "quantized: it is quantized: Params4bit"
-    ]  # fmt: skip
-    assert backbone.storage_problems(parameters, parameters, shown=1)[1:] == ["and 1 more"]
-
-
 def test_the_dtype_and_the_quantization_of_a_model():
     """Of the backbone, and not of a parameter in its place."""
     names = [*zip(backbone.DTYPES.values(), backbone.DTYPES, strict=True), (torch.float64, None)]

@@ -109,7 +109,7 @@ def test_a_prefix_follows_a_later_change_of_the_implementation(architecture, bef
     assert torch.equal(logits(model), logits(usual_model(architecture, before)))
 
 
-@pytest.mark.parametrize("architecture", ROUTED)
+@long_table("architecture", ROUTED, 3)
 def test_models_that_share_a_config_keep_their_own_prefixes(architecture):
     one = usual_model(architecture, "sdpa")
     other = type(one)(one.config).eval()

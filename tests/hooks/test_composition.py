@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextvars
-import gc
 import itertools
-import weakref
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks import composition
-from adapterhub.hooks.composition import AppliedModules, Average, ContextEntry, applying
-from adapterhub.hooks.slot import Slot, output_slot
+from adapterhub.hooks.composition import AppliedModules, Average
+from adapterhub.hooks.slot import output_slot
 from adapterhub.methods.common.site_module import InputModule
 from tests.kit import tiny_models
 from tests.kit.matrix import example
@@ -50,45 +45,6 @@ def test_user_input_becomes_a_composition():
 def in_thread(function):
     with ThreadPoolExecutor(1) as new_thread:
         return new_thread.submit(function).result()
-
-
-def entry_of(slot, *keys):
-    return ContextEntry({slot: AppliedModules(keys)}, "route")
-
-
-def test_an_entry_replaces_what_is_active_in_its_context_and_model():
-    """A slot that it does not list has no modules, nor has a thread the entry of another."""
-    slot, other = Slot(), Slot()
-    slot.active, other.active = AppliedModules(("active",)), AppliedModules(("other",))
-    with applying(slot.scope, entry_of(slot, "a")):
-        with applying(slot.scope, entry_of(slot, "b")), applying(other.scope, entry_of(other, "c")):
-            assert (slot.keys, other.keys) == (("b",), ("c",))
-        assert (slot.keys, other.keys) == (("a",), ("other",))
-        context = contextvars.copy_context()
-        assert in_thread(lambda: slot.keys) == ("active",)
-        assert in_thread(lambda: context.run(lambda: slot.keys)) == ("a",)
-    with applying(slot.scope, entry_of(other, "a")):
-        assert slot.applied == composition.NO_MODULES
-    assert slot.keys == ("active",)
-    composition.set_entry(slot.scope, ContextEntry({}, "pass"))
-    assert composition.current_entry(slot.scope) is not None
-    composition.set_entry(slot.scope, None)
-    assert composition.current_entry(slot.scope) is None
-
-
-def test_what_is_kept_belongs_to_the_thread_and_the_slot_and_dies_with_it():
-    slot = Slot()
-    slot.keep("x", value := nn.Linear(2, 2))
-    assert slot.kept("x") is value
-    assert in_thread(partial(slot.kept, "x")) is None
-    assert Slot().kept("x") is None
-    assert slot.take("x") is value
-    assert slot.take("x", "nothing") == "nothing"
-    slot.keep("x", value)
-    reference = weakref.ref(value)
-    del slot, value
-    gc.collect()
-    assert reference() is None
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "scalar-mix"])

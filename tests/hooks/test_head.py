@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import adapterhub as ah
-from adapterhub.anatomy.backbone import whole_states
 from adapterhub.hooks import head as heads
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.head import layered_head
-from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
+from adapterhub.hooks.precision import hold_in_fp32, raise_input
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 def test_a_copy_of_a_head_loses_the_slot():
@@ -55,7 +55,7 @@ class Expansions(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("architecture", sorted(tiny_models.DECODERS))
+@long_table("architecture", sorted(tiny_models.DECODERS), 4)
 def test_a_frozen_head_is_not_copied_for_each_row(architecture):
     """In front of a view of the last position, as of `generate` and its `logits_to_keep`."""
     model = tiny_models.model(architecture, "causal-lm")
@@ -70,17 +70,6 @@ def test_a_frozen_head_is_not_copied_for_each_row(architecture):
     assert seen.found == []
     assert after.shape == before.shape
     assert torch.allclose(after, before, atol=1e-6)
-
-
-def test_without_the_hook_torch_copies_it():
-    head = nn.Linear(4, 9, bias=False).requires_grad_(False)
-    states = torch.randn(3, 5, 4)
-    with Expansions(head.weight) as seen, torch.no_grad():
-        head(states[:, -1:, :])
-    assert seen.found
-    with Expansions(head.weight) as seen, torch.no_grad():
-        head(*whole_states(head, (states[:, -1:, :],)))
-    assert seen.found == []
 
 
 SHAPES = {"classifier.dense.weight": (5, 4), "classifier.dense.bias": (5,),
@@ -152,18 +141,6 @@ def test_a_module_computes_in_its_dtype_with_an_fp32_parameter(linear):
     with torch.no_grad():
         linear.weight.zero_()
     assert torch.equal(copied(x), expected)
-
-
-def test_releasing_the_last_parameter_restores_the_module(linear):
-    attributes, hooks = set(vars(linear)), len(linear._forward_hooks)
-    for name in ("weight", "bias"):
-        master(linear, name)
-    release_from_fp32(linear, "weight")
-    assert len(linear._forward_hooks) > hooks, "the bias is still held"
-    release_from_fp32(linear, "bias")
-    assert set(vars(linear)) == attributes
-    assert len(linear._forward_hooks) == hooks
-    release_from_fp32(linear, "bias")  # has no effect
 
 
 def test_a_head_reads_floating_point_inputs_in_fp32():

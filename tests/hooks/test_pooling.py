@@ -12,7 +12,7 @@ import adapterhub as ah
 from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import AttachError, ConfigError, MergeError, MismatchError, SiteError
 from tests.kit import tiny_models
-from tests.kit.selection import long_table
+from tests.kit.selection import ALL, long_table
 from tests.kit.tiny_adapters import check_rows
 
 POOLED = tuple(
@@ -170,6 +170,7 @@ def test_all_that_trains_gets_a_gradient(architecture):
     assert not any(".pooler." in name for name in read)
 
 
+@pytest.mark.skipif(not ALL, reason="a compilation")
 def test_a_compiled_model_pools():
     model = tiny_models.model("bert", num_hidden_layers=1)
     pooled_adapter(model, "lora", "mean")

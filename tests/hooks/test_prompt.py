@@ -216,7 +216,7 @@ MODELS = {
     "gemma3": "AutoModelForImageTextToText",  # it makes a mask for each kind of layer
     "gemma4": "AutoModelForImageTextToText",  # and what is added in each layer by token id
 }
-every_model = pytest.mark.parametrize("model_type", MODELS)
+every_model = long_table("model_type", MODELS, 2)
 
 
 @cache
@@ -250,7 +250,7 @@ def test_without_a_mask_tokens_behind_a_cache_equal_those_of_a_whole_pass(model_
         close(logits(model, **given)[:, -1], whole[:, end - 1])
 
 
-@pytest.mark.parametrize("model_type", [m for m in MODELS if m != "qwen2_vl"])
+@long_table("model_type", [m for m in MODELS if m != "qwen2_vl"], 2)
 def test_a_row_with_padding_on_the_left_equals_the_row_alone(model_type):
     """Without positions, which `generate` counts from the mask."""
     model, text = attached(model_type), ids()

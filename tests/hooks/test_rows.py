@@ -97,7 +97,7 @@ def test_all_methods_in_one_batch(order, architecture):
     assert_same(model, ORDERS[order](list(ah.adapters(model))), atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@long_table("method", METHODS, 3)
 def test_each_method_beside_others_and_in_low_precision(method):
     model = held(methods=(method, method, "lora(rank=2)"))
     assert_same(model, ["a0", "a1", None, "a0", "a1"])
@@ -260,7 +260,7 @@ steps = st.lists(
 @example([("attach", 0, "lora(rank=2)"), ("attach", 1, "lora(rank=9)"), ("detach", 1, None),
           ("attach", 2, "lora(rank=3)"), ("attach", 3, "lora(rank=12)"), ("route", 0, None),
           ("change", 0, None)])  # fmt: skip
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps)
 def test_random_histories(history):
     """Adapters come, change, leave and come back; no row gets the values of another one."""

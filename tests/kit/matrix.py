@@ -287,8 +287,8 @@ CELLS = interactions(ALL_CELLS)
 def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the cells that run by default.
 
-    One method of each signature runs on the encoder-decoder, on the encoder or the decoder, and on
-    one of the others in turn, and every other method on one of EVERY_METHOD_ON.
+    Every method runs on one of EVERY_METHOD_ON in turn, and one method of each signature on one of
+    the others in turn.
     """
     of_method: dict[str, list[str]] = {}
     for method, architecture in cells:
@@ -296,21 +296,16 @@ def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     chosen, turns = [], itertools.count()
     for number, (method, able) in enumerate(of_method.items()):
         always = [a for a in able if a in EVERY_METHOD_ON]
-        if method == representatives()[method]:
-            others = [a for a in able if a not in EVERY_METHOD_ON]
-            alone = [a for a in always if a not in tiny_models.ENCODER_DECODERS]
-            both = [a for a in always if a in tiny_models.ENCODER_DECODERS]
-            one = alone[number % len(alone) :][:1] if alone else []
-            of_others = others[next(turns) % len(others) :][:1] if others else []
-            chosen += [(method, a) for a in (*one, *both, *of_others)]
-        else:
-            on = always or able  # a run may be of other architectures: ADAPTERHUB_MATRIX
-            chosen.append((method, on[number % len(on)]))
+        others = [a for a in able if a not in EVERY_METHOD_ON]
+        on = always or able  # a run may be of other architectures: ADAPTERHUB_MATRIX
+        chosen.append((method, on[number % len(on)]))
+        if always and others and method == representatives()[method]:
+            chosen.append((method, others[next(turns) % len(others)]))
     return chosen
 
 
 def nightly(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the cells of ADAPTERHUB_TESTS=all: of each signature on half of the others in turn."""
+    """Return the cells of ADAPTERHUB_TESTS=all: of each signature on a third of the others."""
     turns = {
         method: number for number, method in enumerate(sorted(set(representatives().values())))
     }
@@ -318,8 +313,18 @@ def nightly(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [
         (method, a)
         for method, a in cells
-        if a in EVERY_METHOD_ON or (turns.get(method, 0) + places[a]) % 2 == 0
+        if a in EVERY_METHOD_ON or (turns.get(method, 0) + places[a]) % 3 == 0
     ]
+
+
+def runs_whole(method: str, architecture: str) -> bool:
+    """Return whether a cell runs all that holds, or what depends on the equations of its method.
+
+    All else depends on the signature, which another method stands for.
+    """
+    if tiny_models.MATRIX != tiny_models.CORE or method == representatives()[method]:
+        return True
+    return selection.ALL and (method, architecture) in few(CELLS)
 
 
 _run = (nightly if selection.ALL else few) if tiny_models.MATRIX == tiny_models.CORE else list

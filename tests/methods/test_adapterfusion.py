@@ -175,18 +175,3 @@ def test_fusions_can_be_fused(tmp_path):
     fresh = tiny_models.model("bert")
     ah.load(fresh, tmp_path / "both")
     assert torch.equal(logits(fresh), expected)
-
-
-def test_a_recipe_fuses_the_adapters_of_earlier_runs(train, adapterhub, backbone, data, tmp_path):
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
-    folders = [str(tmp_path / name) for name in "ab"]
-    for folder in folders:
-        ah.attach(model, "pfeiffer(size=4)", name=folder[-1]).save(f"{folder}/adapter")
-    words = ("--method", f"adapterfusion(adapters={folders})", "train.epochs=1")
-    code, _, err = train(*words, output=tmp_path / "fused")
-    assert code == 0, err
-    for name in "ab":
-        (tmp_path / name).rename(tmp_path / f"gone-{name}")
-    code, out, err = adapterhub("eval", tmp_path / "fused", "--data", data[1], "--json")
-    assert code == 0, err
-    assert json.loads(out)["examples"] == 22

@@ -160,12 +160,6 @@ def test_the_catalogue_is_up_to_date():
     assert catalogue.exports(without) == exports
 
 
-def test_a_method_in_a_file_that_the_catalogue_lacks_is_described_by_its_class(monkeypatch):
-    known = {name: facts for name, facts in base.catalogue().items() if facts.module != "lora"}
-    monkeypatch.setattr(base, "catalogue", lambda: known)
-    assert base.described_methods()["lora"] == base.describe(LoRA)
-
-
 def test_a_method_of_the_caller_is_described_too(monkeypatch):
     own = dataclasses.make_dataclass("Own", [("size", int, 3)], bases=(LoRA,), frozen=True)
     monkeypatch.setitem(METHODS, "own", own)

@@ -7,7 +7,6 @@ import copy
 import pytest
 import test_cells as contract
 import torch
-import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from safetensors.torch import load_file
 from torch._dynamo.backends.common import aot_autograd
@@ -19,59 +18,6 @@ from tests.kit import tiny_models
 from tests.kit.matrix import train_save_and_load
 from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
-
-ACTIVATION = {"houlsby": "gelu", "pfeiffer": "relu", "parallel": "relu", "scaled-parallel": "relu"}
-SCALE = {"scaled-parallel": 4.0}
-PLACES = {method: ("attn", "ffn") if method == "houlsby" else ("ffn",) for method in ACTIVATION}
-
-
-def bottleneck(tensors, site, method, x):
-    """Compute scale * up(f(down(x)))."""
-    weight = {
-        n: tensors[f"{site}.{method}.{n}"]
-        for n in ("down.weight", "down.bias", "up.weight", "up.bias")
-    }
-    middle = getattr(F, ACTIVATION[method])(x @ weight["down.weight"].T + weight["down.bias"])
-    return SCALE.get(method, 1.0) * (middle @ weight["up.weight"].T + weight["up.bias"])
-
-
-def adapted(tensors, layer, method, sublayer, x, y):
-    """Add the adapter of a sublayer: it reads the output (sequential) or the input (parallel)."""
-    if sublayer not in PLACES[method]:
-        return y
-    source = x if "parallel" in method else y
-    return y + bottleneck(tensors, f"encoder.{layer}.{sublayer}", method, source)
-
-
-def attended(module, x):
-    """Compute multi-head softmax attended; x: (batch, tokens, d)."""
-    batch, tokens, width = x.shape
-    heads = module.num_attention_heads
-
-    def split(projected):
-        return projected.view(batch, tokens, heads, width // heads).transpose(1, 2)
-
-    query, key, value = (split(getattr(module, n)(x)) for n in ("query", "key", "value"))
-    weights = (query @ key.transpose(-1, -2) / (width // heads) ** 0.5).softmax(-1)
-    return (weights @ value).transpose(1, 2).reshape(batch, tokens, width)
-
-
-@pytest.mark.parametrize("method", sorted(ACTIVATION))
-def test_outputs_equal_the_reference(method):
-    model = tiny_models.model("bert")
-    adapter = ah.attach(model, method)
-    tiny_models.scramble(adapter)
-    inputs, tensors, bert = tiny_models.batch(), adapter.tensors(), tiny_models.model("bert").bert
-    with torch.no_grad():
-        h = bert.embeddings(inputs["input_ids"])
-        for number, layer in enumerate(bert.encoder.layer):
-            out = layer.attention.output
-            y = out.dense(attended(layer.attention.self, h))
-            h = out.LayerNorm(adapted(tensors, number, method, "attn", h, y) + h)
-            y = layer.output.dense(F.gelu(layer.intermediate.dense(h)))
-            h = layer.output.LayerNorm(adapted(tensors, number, method, "ffn", h, y) + h)
-        expected = model.classifier(torch.tanh(bert.pooler.dense(h[:, 0])))
-        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

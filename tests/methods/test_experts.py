@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.experts import AtExperts, ExpertsUpdate
+from adapterhub.methods.common.experts import AtExperts
 from adapterhub.methods.common.projections import ProjectionMethod
 from tests.kit.own_models import IMPLEMENTATIONS, TYPES, expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
@@ -218,20 +218,6 @@ def test_fixed_numbers_of_an_import_are_stored_once(mixtral, tmp_path):
     ah.load(mixtral, tmp_path / "a")
     with torch.no_grad():
         assert torch.equal(expert_logits(mixtral), expected)
-
-
-def test_dropout_is_that_of_the_method(mixtral):
-    adapter = attach(mixtral, "lora", dropout=0.5)
-    assert isinstance(adapter.placed[0].module, ExpertsUpdate)
-    for way in IMPLEMENTATIONS:
-        for module in mixtral.modules():
-            if hasattr(module, "config"):
-                module.config._experts_implementation = way
-        assert torch.equal(expert_logits(mixtral), expert_logits(mixtral))
-        for placed in adapter.placed:
-            placed.module.train()
-        assert not torch.equal(expert_logits(mixtral), expert_logits(mixtral))
-        mixtral.eval()
 
 
 @pytest.mark.parametrize("method", REFUSING)

@@ -68,16 +68,6 @@ def test_the_documented_vectors():
         assert places(name, seed, 5, 1000).tolist() == each["places"]
 
 
-def test_the_numbers_are_as_random_as_they_have_to_be():
-    values = normal("x", 0, (200_000,))
-    assert abs(values.mean().item()) < 0.01
-    assert abs(values.std().item() - 1) < 0.01
-    flat = uniform("x", 0, (200_000,), bound=2.0)
-    assert abs(flat.mean().item()) < 0.01
-    assert flat.abs().max().item() <= 2
-    assert len(places("x", 0, 50_000, 100_000).unique()) == 50_000
-
-
 @pytest.mark.parametrize(
     "spec", ["shira(places=largest)", "fourierft(coefficients=9, stored=true)"]
 )

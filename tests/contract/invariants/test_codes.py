@@ -73,7 +73,7 @@ def packed_model(architecture, folder, seed=0):
     return model.requires_grad_(False)
 
 
-@long_table(("method", "architecture"), SUPPORTED, parts=6)
+@long_table(("method", "architecture"), SUPPORTED, parts=10, nightly=2)
 def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")
     backbone = train_save_and_load(model, method, tmp_path / "adapter", steps=10).backbone
@@ -81,7 +81,7 @@ def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path
     assert backbone.quantization == "gptq"
 
 
-@pytest.mark.parametrize(("method", "architecture"), UNSUPPORTED)
+@long_table(("method", "architecture"), UNSUPPORTED, 6, nightly=2)
 def test_methods_that_need_weights_are_refused(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")
     with pytest.raises(SiteError) as error:
@@ -155,7 +155,7 @@ def test_the_layers_compute_with_the_decoded_weights(coded, checkpoint, monkeypa
     coded(**batch)
 
 
-@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=6)
+@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=10, nightly=2)
 def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
     method, coded, checkpoint, tmp_path
 ):
@@ -220,9 +220,3 @@ def test_a_decoded_checkpoint_has_one_dtype(dtype, checkpoint):
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32
         assert getattr(model.config, "quantization_config", None) is None
         assert model(**tiny_models.batch()).logits.isfinite().all()
-
-
-def test_all_ways_to_load_it_have_the_fingerprint_of_the_files(coded, checkpoint):
-    models = [coded, decoded(checkpoint), decoded(checkpoint, "bf16", quantize="dequantize")]
-    prints = {ah.attach(model, "lora").manifest().backbone.fingerprint for model in models}
-    assert prints == {ah.fingerprint(checkpoint)}

@@ -6,13 +6,10 @@ from unittest import mock
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
 from transformers import StaticCache
 
 import adapterhub as ah
 from adapterhub.hooks.token_positions import _RECORD
-from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import ALL_CELLS, OF_TEXTS, REFUSED, example, representatives
 from tests.kit.selection import ALL, cases_of, long_table, part_of
@@ -39,7 +36,7 @@ def fresh_compiler():
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 OF_EACH_SIGNATURE = [c for c in CELLS if c[0] == representatives()[c[0]]]
 OTHERS = part_of([c for c in CELLS if c not in OF_EACH_SIGNATURE]) if ALL else []
-RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE, 12, nightly=2) + OTHERS
+RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE, 12, nightly=4) + OTHERS
 RUN += [("pfeiffer(source=block)", "bert"), ("parallel(source=residual)", "llama")]
 
 
@@ -53,28 +50,6 @@ def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
     output = compiled(**tiny_models.batch(), labels=torch.tensor([0, 1, 2]))
     output.loss.backward()
     torch.testing.assert_close(output.logits, expected, atol=1e-6, rtol=1e-5)
-    assert all(p.grad is not None for p in adapter.parameters())
-
-
-# Slow: tests/methods/test_bottleneck.py compiles one module.
-@pytest.mark.skipif(not tiny_models.FULL_MATRIX, reason="the full matrix")
-@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if (m, "llama") not in REFUSED])
-def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
-    """With dynamic=True a float attribute is a symbol; as `alpha` of addmm it needs `item()`."""
-    targets = set()
-
-    def record(graph, inputs):
-        targets.update(node.target for node in graph.graph.nodes)
-        return make_boxed_func(graph)
-
-    model = tiny_models.model("llama")
-    adapter = ah.attach(model.train(), example(method))
-    compiled = torch.compile(
-        model, backend=aot_autograd(fw_compiler=record, bw_compiler=record), dynamic=True
-    )
-    compiled(**tiny_models.labelled_batch(model)).loss.backward()
-    assert len(targets) > 10
-    assert torch.ops.aten._local_scalar_dense.default not in targets
     assert all(p.grad is not None for p in adapter.parameters())
 
 

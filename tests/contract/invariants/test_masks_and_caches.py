@@ -1,8 +1,8 @@
 """Virtual tokens and prefixes with every kind of mask and cache: right, or refused with an error.
 
 The reference is the same adapter on whole texts, one at a time. Where the bare backbone does not
-fulfil the same equation (it ignores such a mask, or raises), there is nothing to compare. And a row
-with padding on the left computes what it computes alone, behind a prompt too.
+fulfil the same equation (it ignores such a mask, or raises), there is nothing to compare. Padding in
+each architecture is in tests/methods/test_prefix.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import inspect
 
 import pytest
 import torch
-import transformers
-from transformers import AutoConfig, DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache
 
 import adapterhub as ah
-from adapterhub.anatomy import FAMILIES, Family, Stack
 from adapterhub.errors import AdapterhubError
 from tests.kit import tiny_models
 
@@ -198,97 +196,3 @@ def test_every_kind_is_right_or_refused(architecture, method):
     windowed = architecture in (*WINDOWED, "mpt")
     allowed = REFUSED | ({"pairs", "added pairs"} if windowed else set())
     assert refused <= (allowed if method == METHODS[0] else set())
-
-
-PADS = 3
-_MAMBA = {"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4, "mamba_d_head": 8}
-HYBRIDS = {
-    "falcon_h1": _MAMBA | {"head_dim": 8, "mamba_d_ssm": 32, "mamba_n_heads": 4},
-    "qwen3_next": {
-        "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
-    "jamba": {
-        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8,
-        "mamba_dt_rank": 4, "use_mamba_kernels": False,
-    },
-    "bamba": _MAMBA | {"attn_layer_indices": [1], "mamba_n_heads": 8},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-}  # fmt: skip
-DISCOVERED = {"roformer": {"embedding_size": 32}}
-OTHERS = HYBRIDS | DISCOVERED
-# The backbone itself computes otherwise, with its positions counted or given.
-COUNTS_PADDING = (
-    "bert", "electra", "albert", "distilbert", "deberta", "deberta-v2", "openai-gpt", "gpt2",
-    "gpt_neo", "gpt_bigcode", "xglm", "bart", "mbart", "plbart", "pegasus",
-)  # fmt: skip
-WITHOUT_POSITIONS = (
-    "xlnet", "bloom", "mpt", "roformer", *tiny_models.ENCODER_DECODERS,
-)  # fmt: skip
-ALL = (*tiny_models.ARCHITECTURES, *OTHERS)
-SOME = ("llama", "gemma3_text", "t5", "gpt2", "modernbert", "mpnet", "m2m_100", "roformer", "jamba")
-EVERY = [
-    (architecture, given)
-    for architecture in ALL
-    for given in (False, True)
-    if architecture not in (WITHOUT_POSITIONS if given else COUNTS_PADDING)
-]
-PADDED = [cell for cell in EVERY if tiny_models.FULL_MATRIX or cell[0] in SOME]
-
-
-def build(architecture):
-    if architecture in tiny_models.ARCHITECTURES:
-        return tiny_models.model(architecture, "features")
-    ids = {"vocab_size": tiny_models.VOCAB, "pad_token_id": tiny_models.PAD, "eos_token_id": 2}
-    sizes = tiny_models.SIZES["llama"] | {"bos_token_id": 3} | ids | tiny_models.NO_DROPOUT
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(architecture, **(sizes | OTHERS[architecture]))
-    return transformers.AutoModel.from_config(config).eval()
-
-
-def hidden(model, ids, given):
-    mask = ids.ne(tiny_models.PAD).long()
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if given:
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids[:1, -3:].expand(len(ids), -1)
-    with torch.no_grad():
-        return model(**inputs)[0]
-
-
-def left_texts():
-    """Return two texts, of which the first has padding on the left."""
-    ids = torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(5))
-    ids[0, :PADS] = tiny_models.PAD
-    return ids
-
-
-@pytest.mark.parametrize(("architecture", "given"), PADDED)
-def test_a_padded_row_equals_the_row_alone(architecture, given, monkeypatch):
-    if architecture in HYBRIDS:
-        stack = Stack("decoder", "layers", {})
-        row = Family((architecture,), stacks=(stack,), below=("embed_tokens",))
-        monkeypatch.setitem(FAMILIES, architecture, row)
-    model, ids = build(architecture), left_texts()
-    assert not given or "position_ids" in inspect.signature(model.forward).parameters
-    first = 0 if model.config.is_encoder_decoder else PADS
-
-    def check(found):
-        alone = hidden(model, ids[:1, PADS:], given)[0]
-        assert (alone - found[0, first:]).abs().max() < 1e-5
-
-    check(hidden(model, ids, given))
-    torch.manual_seed(0)
-    tiny_models.scramble(ah.attach(model, "prompt(length=4)", name="short"))
-    check(hidden(model, ids, given))
-    tiny_models.scramble(ah.attach(model, "prompt(length=6)", name="long"), seed=2)
-    if architecture in ("xlnet", "bloom", "mpt"):
-        return  # prompts of different lengths
-    with ah.route(model, ["short", "long"]):
-        together = hidden(model, ids, given)
-    ah.activate(model, "short")
-    check(together)

@@ -11,6 +11,7 @@ from adapterhub.loop.engine import recompute
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import example
+from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
 HALF = {
@@ -48,7 +49,7 @@ def step(model, method):
     return adapter, gradients, logits(model)
 
 
-@pytest.mark.parametrize(("method", "device_map"), CELLS)
+@long_table(("method", "device_map"), CELLS, 3)
 def test_training_and_outputs_equal_those_without_offloading(
     method, device_map, backbones, tmp_path
 ):

@@ -129,8 +129,7 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture, prec
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("precision", "training"), [("bf16", False), ("int8", True)])
 def test_gradient_checkpointing_frees_the_inputs_of_projections(precision, training, backbones):
     """bitsandbytes saves the input of an int8 layer outside of autograd's saved tensors."""
     model = ah.load_backbone(str(backbones("llama")), task="causal-lm", **PRECISIONS[precision])[0]
@@ -171,7 +170,7 @@ def test_methods_that_train_full_weights_name_the_supported_ones(
     assert [p.requires_grad for p in model.parameters()] == flags
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@long_table("architecture", ARCHITECTURES, 3)
 def test_an_adapter_loads_in_every_precision(architecture, model_of, tmp_path):
     with attached(model_of(architecture, "nf4"), ["lora", "norms"]) as adapter:
         tensors = {name: t.detach().clone() for name, t in adapter.tensors().items()}
@@ -306,7 +305,7 @@ def test_merging_is_refused_with_a_hint(precision, model_of):
 MERGED = [("lora", kind) for kind in KINDS] + [("dora", "nf4"), ("ia3", "int8")]
 
 
-@pytest.mark.parametrize(("method", "kind"), MERGED)
+@long_table(("method", "kind"), MERGED, 3)
 def test_requantized_merges_are_close_and_undone_exactly(method, kind, wide, tmp_path):
     """The error is at most that of quantizing the backbone, and unmerging is exact."""
     model, tokenizer = ah.load_backbone(str(wide), quantize=kind, **CLASSIFIER)

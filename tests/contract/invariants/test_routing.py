@@ -6,6 +6,8 @@ test_cells.py.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
@@ -59,7 +61,7 @@ def test_beams_and_returned_sequences_follow_their_row(method, architecture):
 MIXED = ["lora", "pfeiffer", "prompt(length=4)", "ia3", "scalar-mix", "prefix", "mam"]
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "gpt2", "opt", "xlnet", "t5", "bart"])
+@long_table("architecture", ["bert", "roberta", "gpt2", "opt", "xlnet", "t5", "bart"], 3)
 def test_different_methods_run_in_one_batch(architecture):
     """One row per method, one with a stack, one with an average."""
     model = tiny_models.model(architecture)
@@ -117,7 +119,7 @@ def test_heads_of_different_sizes_run_in_one_batch(architecture, tmp_path):
     assert model.config.to_dict() == config
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "nf4"])
+@long_table("precision", ["fp32", "bf16", "fp16", "nf4"], 4)
 def test_heads_and_a_new_pooler_follow_their_row_in_every_precision(precision, tmp_path):
     """Each adapter has its own copy of the modules that the checkpoint lacks, in fp32."""
     options = {"dtype": precision}
@@ -145,8 +147,11 @@ def test_heads_and_a_new_pooler_follow_their_row_in_every_precision(precision, t
         ah.detach(model)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("method", ["lora", "mam", "scalar-mix", "prompt"])
+@long_table(
+    ("method", "checkpointing"),
+    list(itertools.product(("lora", "mam", "scalar-mix", "prompt"), (False, True))),
+    4,
+)
 def test_routed_gradients_equal_those_of_solo_runs(method, checkpointing):
     """One batch trains several adapters, each on its own rows only."""
     gradients = []

@@ -6,6 +6,7 @@ Of the tensors, what only training needs is left out, and fixed random numbers a
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import re
@@ -22,6 +23,7 @@ from adapterhub.inference.open import open_adapter
 from tests.kit import processes, selection, tiny_models
 from tests.kit.data import train
 from tests.kit.matrix import CELLS, METHODS, example
+from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
 # By default each method on an encoder, and one on each architecture.
@@ -101,8 +103,11 @@ INFERENCE_FORMS = {
 }
 
 
-@pytest.mark.parametrize("spec", INFERENCE_FORMS)
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama", "bart"])
+@long_table(
+    ("spec", "architecture"),
+    list(itertools.product(INFERENCE_FORMS, ("bert", "gpt2", "llama", "bart"))),
+    4,
+)
 def test_an_adapter_is_copied_saved_and_loaded_in_its_inference_form(spec, architecture, tmp_path):
     """Copies have their own network."""
     torch.manual_seed(0)
@@ -113,7 +118,7 @@ def test_an_adapter_is_copied_saved_and_loaded_in_its_inference_form(spec, archi
     assert len(names) == len(set(names)) == own
     assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
     before = {n: t.detach().clone() for n, t in adapter.tensors().items()}
-    losses = train(adapter, steps=20)
+    losses = train(adapter, steps=6)
     assert losses[-1] < losses[0]
     for name, tensor in adapter.tensors().items():
         assert not torch.equal(tensor, before[name]), name
@@ -139,7 +144,7 @@ def test_an_adapter_is_copied_saved_and_loaded_in_its_inference_form(spec, archi
     loaded = ah.load(again, tmp_path / "adapter")
     assert {m.name for m in loaded.methods} == {m.name for m in plain.methods}
     assert torch.equal(logits(again), expected)
-    losses = train(loaded, steps=10)
+    losses = train(loaded, steps=3)
     assert losses[-1] < losses[0], "the loaded adapter trains"
 
 
@@ -178,7 +183,7 @@ LEFT_OUT = ["lora-xs(rank=4, stored=false)", "psoft(rank=4, stored=false)",
             "tinylora(stored=false)"]  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", [*sorted(METHODS), *LEFT_OUT])
+@long_table("spec", [*sorted(METHODS), *LEFT_OUT], 3)
 def test_a_file_has_four_bytes_for_each_trained_number(spec, tmp_path):
     adapter = ah.attach(tiny_models.model("bert"), example(spec))
     adapter.save(tmp_path / "a")

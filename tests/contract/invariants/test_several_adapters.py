@@ -14,6 +14,7 @@ from adapterhub.files.schema import name_problems
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import example, one_of_each_signature
+from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
 ACTIONS = st.lists(
@@ -137,7 +138,7 @@ def test_an_unsupported_attention_implementation_is_refused():
 FROZEN = [name for name in one_of_each_signature() if not METHODS[name].trains_backbone]
 
 
-@pytest.mark.parametrize("method", FROZEN)
+@long_table("method", FROZEN, 4)
 def test_a_frozen_backbone_has_no_dropout_in_training(method):
     """`train_mode` keeps the backbone's dropout off unless `dropout=True`."""
     model = tiny_models.model("roberta", classifier_dropout=0.0)

@@ -64,7 +64,7 @@ def trained(
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-@long_table(("method", "architecture"), CELLS, 3)
+@long_table(("method", "architecture"), CELLS, 6, nightly=2)
 def test_killed_and_resumed_it_ends_with_the_same_bytes(
     method: str, architecture: str, tmp_path: Path
 ) -> None:

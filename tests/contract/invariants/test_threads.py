@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ from tests.kit.tiny_models import logits
 
 THREADS = 8
 # In all threads of one cell together; `make threads` runs 2,000.
-FORWARDS = int(os.environ.get("ADAPTERHUB_FORWARDS", "80" if selection.ALL else "24"))
+FORWARDS = int(os.environ.get("ADAPTERHUB_FORWARDS", "40" if selection.ALL else "16"))
 # Each mechanism once on a decoder and an encoder-decoder; the full matrix has every method there.
 MECHANISMS = tuple(METHODS) if tiny_models.FULL_MATRIX else ("lora", "mam", "prompt", "scalar-mix")
 SHARED = [
@@ -97,7 +98,7 @@ class Served:
         self.check(found, *rows)
 
 
-@selection.long_table(("method", "architecture"), ROUTED, parts=6, nightly=2)
+@selection.long_table(("method", "architecture"), ROUTED, parts=8, nightly=3)
 def test_each_thread_computes_with_its_own_route(method, architecture):
     served = Served(tiny_models.usual_model(architecture), method)
 
@@ -120,14 +121,7 @@ def check_threads_agree(model):
     assert run_threads(serve) == []
 
 
-@selection.long_table(("method", "architecture"), SHARED, parts=6, nightly=2)
-def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
-    model = tiny_models.usual_model(architecture)
-    tiny_models.scramble(ah.attach(model, example(method), name="a"))
-    check_threads_agree(model)
-
-
-@pytest.mark.parametrize("method", ["bitfit", "norms", "full", "lora"])
+@selection.long_table("method", ["bitfit", "norms", "full", "lora"], 2)
 def test_parameters_in_fp32_serve_threads_of_a_bf16_backbone(method):
     """Each call lowers them; calls of several threads overlap."""
     model = tiny_models.model("bert", dtype=torch.bfloat16)
@@ -139,7 +133,7 @@ def test_parameters_in_fp32_serve_threads_of_a_bf16_backbone(method):
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-@pytest.mark.parametrize("method", ["lora", "mam", "prompt"])
+@selection.long_table("method", ["lora", "mam", "prompt"], 3)
 def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
     served, done = Served(tiny_models.language_model("gpt2"), method, 2), threading.Event()
 
@@ -215,8 +209,11 @@ def test_a_route_that_replaces_parameters_is_alone():
     assert run_threads(other, 1) == []
 
 
-@pytest.mark.parametrize("method", ["lora", "mam", "scalar-mix"])
-@pytest.mark.parametrize("reentrant", [False, True])
+@selection.long_table(
+    ("method", "reentrant"),
+    list(itertools.product(("lora", "mam", "scalar-mix"), (False, True))),
+    3,
+)
 def test_gradients_are_recomputed_with_the_route_of_the_forward_pass(method, reentrant):
     """Autograd recomputes in threads of its own on a GPU; here, in a thread without a route."""
     outside = hasattr(PreTrainedModel, "activation_checkpointing_enable")  # since 5.23
@@ -288,6 +285,7 @@ def test_an_interrupted_pass_leaves_nothing_behind():
     torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(not selection.ALL, reason="seconds: test_compile.py has a route")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_compiled_model_follows_the_route_of_its_thread():
     """Its calls alternate: torch does not check the guards of several threads at once."""
