@@ -13,14 +13,6 @@ from adapterhub.errors import AttachError, ConfigError
 from tests.kit import tiny_models
 
 
-def test_a_head_for_the_model_is_in_its_dtype():
-    model = tiny_models.model("bert").to(torch.bfloat16)
-    head = ah.attach(model, "lora").head
-    assert {p.dtype for m in head.own.values() for p in m.parameters()} == {torch.float32}
-    lowered = head.lowered()
-    assert {p.dtype for m in lowered.own.values() for p in m.parameters()} == {torch.bfloat16}
-
-
 @pytest.mark.parametrize("method", ["full", "freeze", "unfreeze"])
 def test_what_a_module_computed_of_its_parameters_is_computed_anew(method):
     """LeViT keeps its attention biases by position while it does not train."""

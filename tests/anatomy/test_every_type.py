@@ -16,6 +16,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.anatomy import anatomy_of
+from adapterhub.anatomy.backbone import new_base_model
 from adapterhub.anatomy.projections import call_order
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
@@ -193,3 +194,28 @@ def test_a_recurrence_next_to_attention_is_no_fused_projection():
 def test_biases_that_select_experts_are_no_bias_terms():
     with pytest.raises(SiteError, match="this afmoe backbone has none"):
         ah.attach(build("afmoe", "AutoModelForCausalLM"), "bitfit")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("bert", "BertModel"),
+        ("funnel", "FunnelModel"),  # two classes
+        ("pop2piano", "Pop2PianoForConditionalGeneration"),  # a class of a task only
+        ("encoder-decoder", "EncoderDecoderModel"),
+    ],
+)
+def test_the_base_model_of_a_type(model_type, name):
+    model = every_type.build(
+        model_type, every_type.autos(model_type, every_type.ADAPTED)[0], tiny=True
+    )
+    with torch.device("meta"):
+        assert type(new_base_model(model.config)).__name__ == name
+
+
+def test_a_base_model_with_a_module_for_its_layers_has_no_task_head():
+    model = every_type.build("dinov3_vit", "AutoModel", tiny=True)
+    assert model.base_model is not model
+    anatomy = anatomy_of(model)
+    assert anatomy.head() == {}
+    assert any(path.startswith("embeddings.") for path in anatomy.parameters())

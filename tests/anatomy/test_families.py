@@ -39,7 +39,7 @@ def test_every_row_is_registered_under_all_its_model_types():
 
 
 @pytest.mark.parametrize(("module", "architecture"), ARCHITECTURES)
-def test_a_model_has_the_stacks_sites_and_constants_of_its_row(module, architecture):
+def test_a_model_has_the_stacks_sites_layers_and_parameters_of_its_row(module, architecture):
     row, (stacks, roles) = FAMILIES[architecture], MODULES[module]
     model = tiny_models.usual_model(architecture)
     anatomy = ah.anatomy_of(model)
@@ -60,12 +60,7 @@ def test_a_model_has_the_stacks_sites_and_constants_of_its_row(module, architect
     below = [path for path in anatomy.parameters() if anatomy.layer_of(path) == "below"]
     assert row.below
     assert below, "the row names modules below the first layer"
-
-
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_the_sites_layers_and_parameters_of_an_architecture(architecture):
-    model = tiny_models.usual_model(architecture)
-    anatomy, modules = ah.anatomy_of(model), dict(model.named_modules())
+    modules = dict(model.named_modules())
     assert len(anatomy.sites) > 8
     for site_id, site in anatomy.sites.items():
         assert site_id == site.id
@@ -85,7 +80,7 @@ def test_the_sites_layers_and_parameters_of_an_architecture(architecture):
     assert Backbone.of(model).token_embedding.shape[0] == tiny_models.VOCAB
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@long_table("architecture", FAMILIES, 3)
 def test_names_of_peft_select_the_modules_that_they_name(architecture):
     anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
     sites = [s for s in anatomy.sites.values() if s.kind == "linear" and s.part is None]

@@ -60,24 +60,6 @@ def test_a_linear_of_a_model_may_compute_another_product():
     assert not projections.multiplies_otherwise(nn.Linear(4, 6))
 
 
-class OneOfTwo(nn.Module):
-    """One softmax on each path."""
-
-    def forward(self, q, k, v, fused=False):
-        if fused:
-            return F.scaled_dot_product_attention(q, k, v)
-        return F.softmax(q @ k, dim=-1) @ v
-
-
-class OneInEachBranch(nn.Module):
-    def forward(self, q, k, v, bias=None):
-        if bias is None:
-            weights = torch.softmax(torch.matmul(q, k), -1)
-        else:
-            weights = nn.Softmax(dim=-1)(torch.matmul(q, k) + bias)
-        return torch.matmul(weights, v)
-
-
 class InItsMethods(nn.Module):
     def __init__(self):
         super().__init__()
@@ -118,7 +100,7 @@ class NoSoftmax(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
-        *((kind, "torch") for kind in (OneOfTwo, OneInEachBranch, InItsMethods)),
+        (InItsMethods, "torch"),
         *((kind, None) for kind in (TwoBehindEachOther, InALoop, ByEinsum, NoSoftmax, nn.Identity)),
     ],
 )
@@ -236,20 +218,3 @@ def test_codes_of_a_quantization_are_no_experts():
         codes = torch.zeros(shape, dtype=torch.uint8)
         setattr(module, name, nn.Parameter(codes, requires_grad=False))
     assert projections.expert_weights(module) == {}
-
-
-def test_a_router_is_beside_the_experts_and_has_an_output_for_each():
-    layer = nn.Module()
-    layer.mlp = nn.Module()
-    layer.mlp.experts = Stacked(gate_up_proj=(4, 12, 8), down_proj=(4, 8, 6))
-    layer.mlp.shared_expert_gate = nn.Linear(8, 4)
-    assert projections.expert_modules(layer) == ["mlp.experts"]
-    assert projections.router_path(layer, "mlp.experts") is None
-    layer.mlp.gate = Stacked(weight=(5, 8))
-    assert projections.router_path(layer, "mlp.experts") is None
-    layer.mlp.gate = Stacked(weight=(4, 8))
-    assert projections.router_path(layer, "mlp.experts") == "mlp.gate"
-    assert projections.router_weight(layer.mlp.gate) == projections.HeldWeight("weight")
-    assert (
-        projections.router_weight(nn.Linear(8, 4)) is None
-    )  # a projection: hooks change its output

@@ -8,12 +8,11 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy import sites as anatomy_sites
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.sites import FeatureSlice, dropped_modules, layer_numbers, sites_option
+from adapterhub.anatomy.sites import dropped_modules, layer_numbers, sites_option
 from adapterhub.errors import SiteError
 from tests.kit import media, tiny_models
 from tests.kit.selection import long_table
@@ -150,18 +149,6 @@ def test_a_parameter_is_named_by_site_else_by_layer_else_by_path():
     assert (
         anatomy.key("model.layers.0.self_attn.q_norm.weight") == "decoder.0.self_attn.q_norm.weight"
     )
-
-
-@pytest.mark.parametrize("part", [FeatureSlice(2, 4, 12), FeatureSlice(1, 3, 4)])
-def test_writing_a_slice_changes_only_its_features(part):
-    y = torch.randn(2, 3, 12)
-    piece = torch.zeros_like(part.read(y))
-    written = part.write(y, piece)
-    assert torch.equal(part.read(written), piece)
-    changed = [i for i in range(12) if part.start <= i % part.period < part.stop]
-    kept = [i for i in range(12) if i not in changed]
-    assert torch.equal(written[..., kept], y[..., kept])
-    assert torch.equal(part.write(y, part.read(y)), y)
 
 
 T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
@@ -309,15 +296,3 @@ def test_the_decoder_is_above_the_encoder_and_a_pooler_at_the_top():
     assert above["model.shared.weight"] == 4
     above = ah.anatomy_of(tiny_models.model("bert", "features")).layers_above()
     assert above["pooler.dense.weight"] == above["encoder.layer.1.output.dense.weight"] == 0
-
-
-def test_packed_weights_are_refused():
-    model = tiny_models.model("llama", "features")
-    anatomy = ah.anatomy_of(model)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            del module.weight
-    with pytest.raises(SiteError, match="cannot train whole layers") as error:
-        anatomy.layers_above()
-    assert error.value.offenders[0] == "layers.0.self_attn.q_proj"
-    assert error.value.offenders[-1] == "and 11 more"

@@ -209,33 +209,6 @@ def test_a_type_runs_in_a_process_of_its_own_for_some_time(monkeypatch):
     assert sweep._in_a_process("bert", ("lora",), False)["reason"] == "more than 0.0 s"
 
 
-CELLS = {
-    "lora": "ok",
-    "prefix": "refused: prefix does not fit an a backbone: this a backbone has no such site",
-    "full": "error: KeyError: 1",
-}
-RESULTS = [
-    {"type": "a", "class": "A", "cells": CELLS, "peft": {None: "error", "all-linear": "ok"}},
-    {"type": "b", "class": "B", "cells": CELLS | {"full": "ok, not run"}},
-    {"type": "c", "cells": {}, "reason": "it cannot be built"},
-]
-
-
-def test_types_are_counted_and_shown():
-    found = sweep_page.findings(RESULTS, "5", 100, tuple(CELLS))
-    assert found.counts() == [
-        ("lora", "2", "100.0%", "0", "0", "0"),
-        ("prefix", "0", "0.0%", "2", "0", "0"),
-        ("full", "1", "50.0%", "0", "0", "1"),
-        ("peft", "0", "0.0%", "0", "0", "1"),
-        ("peft all-linear", "1", "100.0%", "0", "0", "0"),
-    ]
-    text = sweep_page.page(found)
-    assert "| a | ✓ | - | ✗ | ✗ | ✓ |\n| b | ✓ | - | ✓ |  |  |\n" in text
-    assert "- prefix refused, 2 types, *this backbone has no such site*: a, b\n" in text
-    assert "- full fails, 1 type, *KeyError: 1*: a\n" in text
-
-
 def test_the_page_in_the_documentation_is_whole():
     found = sweep_page.read(sweep.PAGE.read_text("utf-8"))
     assert found.columns == (*sweep.METHODS, *sweep_page.PEFT)

@@ -264,14 +264,6 @@ def test_a_place_without_a_checkpoint_is_refused(file, place, problem, tmp_path)
         check_backbone_options(str(tmp_path / place) if file else place)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "quantize", "problem"), [("fp8", None, "fp8"), (None, "nf5", "nf5")]
-)
-def test_unknown_precisions_are_refused(dtype, quantize, problem):
-    with pytest.raises(ConfigError, match=problem):
-        check_backbone_options("a/b", dtype, quantize)
-
-
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)bitsandbytes.*adapterhub\[quantized\]"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
 
@@ -15,7 +14,7 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones import processor as processors
 from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.processor import PictureTextProcessor, sound_inputs
-from adapterhub.errors import AttachError, BackboneError, ConfigError
+from adapterhub.errors import BackboneError, ConfigError
 from tests.kit import media, tiny_models
 from tests.kit.data import word_tokenizer
 
@@ -182,21 +181,6 @@ def test_the_identity_of_a_tokenizer_depends_on_its_encoding():
     lower = word_tokenizer()
     lower.backend_tokenizer.normalizer = normalizers.Replace("d", "the ")
     assert snapshot(lower).identity() != snapshot().identity(), "with an equal vocabulary"
-
-
-def test_a_model_has_one_snapshot_per_tokenizer():
-    model, tokenizer = tiny_models.model("bert"), word_tokenizer()
-    backbone = Backbone.of(model)
-    assert backbone.tokenizer is None
-    first = backbone.tokenizer = processors.snapshot_of(backbone, tokenizer, len(tokenizer))
-    tokenizer.add_tokens(["<new>"])
-    assert processors.snapshot_of(backbone, tokenizer, len(tokenizer)) is first
-    assert Backbone.of(copy.deepcopy(model)).tokenizer is first, (
-        "a copied model uses the tokenizer too"
-    )
-    assert processors.snapshot_of(backbone, word_tokenizer(), 5) is not first
-    with pytest.raises(AttachError, match="str is not a tokenizer"):
-        processors.snapshot_of(backbone, "bert", 5)
 
 
 def test_the_default_of_several_chat_templates_is_used():

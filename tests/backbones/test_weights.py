@@ -17,7 +17,6 @@ from transformers import BertConfig, BertModel
 from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
-from adapterhub.anatomy import backbone
 from adapterhub.backbones.meta_model import skeleton, stand_in
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight, reread_weight
 from adapterhub.errors import SiteError
@@ -51,23 +50,6 @@ def test_what_is_no_weight_of_a_product_is_refused():
         assert "lora" in error.value.hint or name == "Linear"
     replaced.forward = lambda x: F.linear(x, weight, replaced.bias)
     assert torch.equal(read_weight(replaced), weight)
-
-
-def test_the_dtype_and_the_quantization_of_a_model():
-    """Of the backbone, and not of a parameter in its place."""
-    names = [*zip(backbone.DTYPES.values(), backbone.DTYPES, strict=True), (torch.float64, None)]
-    for dtype, name in names:
-        model = tiny_models.model("bert").to(dtype)
-        assert backbone.Backbone.of(model).dtype_and_quantization({}) == (name, None)
-    model = tiny_models.model("bert")
-    first = next(model.parameters())
-    original = nn.Parameter(first.detach().half())
-    assert backbone.Backbone.of(model).dtype_and_quantization({id(first): original}) == (
-        "fp16",
-        None,
-    )
-    model.config.quantization_config = {"load_in_8bit": True}
-    assert backbone.Backbone.of(model).dtype_and_quantization({}) == ("fp32", "int8")
 
 
 def test_weights_are_read_as_they_compute():

@@ -297,26 +297,10 @@ def test_any_other_use_gets_a_changed_copy(subtests):
             torch.testing.assert_close(use(weight), use(expected))
 
 
-def test_one_matrix_without_experts():
-    tensor, change, bias = torch.randn(3, 2), torch.randn(3, 2), torch.ones(3)
-    weight = AdaptedWeight(
-        tensor, HeldWeight("weight"), lambda x, product, rows: product(x) + x @ change.T
-    )
-    x = torch.randn(4, 2)
-    torch.testing.assert_close(F.linear(x, weight, bias), F.linear(x, tensor + change, bias))
-    torch.testing.assert_close(weight.changed(), tensor + change)
-
-
 # Rows of new tokens: look-up, logits, initialization, and limits.
 
 VOCAB = tiny_models.VOCAB
 TOKENS = (NewToken("<a>", VOCAB - 1), NewToken("<b>", VOCAB + 1))
-
-
-def test_look_up_replaces_the_embeddings_of_new_ids_only():
-    module = TokenRows(torch.tensor([5, 9]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    ids, y = torch.tensor([[9, 4, 5]]), torch.zeros(1, 3, 2)
-    assert module.look_up(ids, y, 2.0).tolist() == [[[6, 8], [0, 0], [2, 4]]]
 
 
 def test_scores_of_new_ids_are_products_with_their_rows():

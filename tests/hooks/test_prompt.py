@@ -22,40 +22,10 @@ from tests.kit.selection import long_table
 from tests.kit.tiny_adapters import check_rows
 from tests.kit.tiny_models import logits
 
-MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
-
 
 def batch(length=2, padding=None, skips=True):
     padding = None if padding is None else torch.tensor(padding)[:, None]
     return VirtualTokenBatch(torch.zeros(1, length, 3), padding, skips)
-
-
-def row_of(virtual, mask=MASK, padding_last=False):
-    """Return the prompt.arranged tokens of each row_of: p for the prompt, letters for the text."""
-    places = virtual.places(4, virtual.lead(mask), padding_last)
-    names = torch.arange(virtual.length + 4)[None].expand(2, -1)
-    letters = "pqrs"[: virtual.length] + "abcd"
-    return ["".join(letters[n] for n in numbers) for numbers in prompt.arranged(names, places)]
-
-
-def test_a_prompt_is_next_to_its_text(subtests):
-    cases = [
-        (batch(), False, ["abpqcd", "pqabcd"]),
-        (batch(skips=False), False, ["pqabcd", "pqabcd"]),
-        (batch(skips=torch.tensor([[False], [True]])), False, ["pqabcd", "pqabcd"]),
-        (batch(padding=[1, 0]), False, ["abpqcd", "pqabcd"]),
-        (batch(padding=[1, 0]), True, ["abqcdp", "pqabcd"]),
-        (batch(padding=[2, 1], skips=False), True, ["abcdpq", "qabcdp"]),
-    ]
-    for number, (virtual, padding_last, rows) in enumerate(cases):
-        with subtests.test(number=number):
-            assert row_of(virtual, padding_last=padding_last) == rows
-            places = virtual.places(4, virtual.lead(MASK), padding_last)
-            if places is not None:
-                text = prompt.gathered(
-                    prompt.arranged(torch.arange(6)[None], places), places[:, 2:]
-                )
-                assert text.tolist() == [[2, 3, 4, 5]] * len(text)
 
 
 @pytest.mark.parametrize("additive", [False, True])

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from pathlib import Path
 
 import catalogue
 import peft
 import pytest
 
-import adapterhub
 import adapterhub as ah
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common import base
-from adapterhub.methods.common.base import Method, check_spec, parse_methods, with_options
+from adapterhub.methods.common.base import check_spec, parse_methods, with_options
 from adapterhub.methods.lora import LoRA
 from tests.kit import tiny_models
 
@@ -188,18 +186,3 @@ def test_an_omitted_option_is_written_when_it_is_set() -> None:
     assert parse_methods([{"lora": to_dict(shared)}]) == (shared,)
     (usual,) = parse_methods("lora")
     assert "experts" not in to_dict(usual)
-
-
-SOURCES = "".join(p.read_text(encoding="utf-8") for p in Path(adapterhub.__path__[0]).rglob("*.py"))
-HOOKS = {name for name in dir(Method) if not name.startswith("_")}
-
-
-def test_every_member_of_a_method_is_a_hook_or_is_used(subtests):
-    for name, cls in METHODS.items():
-        options = {field.name for field in dataclasses.fields(cls)}
-        own = cls.__mro__[: cls.__mro__.index(Method)]
-        members = {member for base in own for member in vars(base)} - options
-        others = members - HOOKS - set(Method.__annotations__)
-        with subtests.test(name):
-            assert members & HOOKS
-            assert [n for n in others if n[0] != "_" and not re.search(rf"\.{n}\b", SOURCES)] == []

@@ -120,22 +120,6 @@ def test_a_mix_reads_edited_states_in_the_order_of_the_stack():
         assert not [name for name, _ in model.named_modules() if "adapterhub" in name]
 
 
-def test_packed_texts_are_edited_as_each_alone():
-    model = tiny_models.model("llama", "causal-lm")
-    tiny_models.scramble(ah.attach(model, "loreft(positions='f1+l2')"))
-    texts = [torch.randint(5, 60, (1, n), generator=torch.Generator().manual_seed(n))
-             for n in (5, 7)]  # fmt: skip
-    labels = [text.clone() for text in texts]
-    for each in labels:
-        each[:, :3] = -100
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    with torch.no_grad():
-        packed = model(torch.cat(texts, 1), position_ids=positions, labels=torch.cat(labels, 1),
-                       use_cache=False).logits  # fmt: skip
-        alone = [model(t, labels=y).logits for t, y in zip(texts, labels, strict=True)]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), atol=1e-5, rtol=1e-4)
-
-
 def test_a_layer_that_any_method_names():
     model = tiny_models.model("llama")
     adapter = ah.attach(model, "lora(sites=[layer], rank=2)")

@@ -1,8 +1,8 @@
 """Virtual tokens and prefixes with every kind of mask and cache: right, or refused with an error.
 
 The reference is the same adapter on whole texts, one at a time. Where the bare backbone does not
-fulfil the same equation (it ignores such a mask, or raises), there is nothing to compare. Padding in
-each architecture is in tests/methods/test_prefix.py.
+fulfil the same equation (it ignores such a mask, or raises), there is nothing to compare. Padding
+in each architecture is in tests/methods/test_prefix.py.
 """
 
 from __future__ import annotations
