@@ -126,19 +126,6 @@ def test_weights_in_float64_are_not_called_quantized(method):
     assert "quantized" not in str(error.value)
 
 
-def test_a_head_behind_an_encoder_is_of_modules_with_parameters():
-    """PP-LCNet's class has its encoder beside the classifier, and a pooling between them."""
-    config = transformers.PPLCNetConfig(num_labels=3)
-    model = transformers.PPLCNetForImageClassification(config).eval()
-    modules = dict(model.named_children())
-    assert any(not list(module.parameters()) for module in modules.values())
-    adapter = ah.attach(model, "head")
-    assert adapter.head is not None
-    assert all(list(module.parameters()) for module in adapter.head.own.values())
-    adapter.detach()
-    assert dict(model.named_children()) == modules
-
-
 def test_labels_without_names_are_numbered_in_the_adapter_alone(tmp_path):
     """PVT's configuration has a number of labels, and no names."""
     config = transformers.PvtConfig(

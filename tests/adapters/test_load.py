@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 import adapterhub as ah
 from adapterhub.adapters import compatibility
@@ -18,35 +17,10 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
 from adapterhub.files.native import Saved
 from adapterhub.interchange.translation import ImportedAdapter
-from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import restore_methods
 from tests.kit import matrix, tiny_models
 from tests.kit.selection import ALL, long_table
 from tests.kit.tiny_adapters import outputs
-
-DRAWS = {"uniform_", "normal_", "trunc_normal_", "randn", "rand", "bernoulli_"}
-
-
-class NoDraws(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        assert getattr(function, "__name__", "") not in DRAWS
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "method", ["lora", "rslora", "houlsby", "pfeiffer", "parallel", "prefix", "ia3", "mam"]
-)
-def test_load_draws_no_values(method, tmp_path):
-    model = tiny_models.usual_model("bert")
-    adapter = ah.attach(model, method, name="a")
-    tiny_models.scramble(adapter)
-    adapter.save(tmp_path / "a")
-    before = torch.random.get_rng_state()
-    with NoDraws():
-        loaded = ah.load(model, tmp_path / "a", name="b")
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(torch.equal(loaded.tensors()[n], t) for n, t in adapter.saved_tensors().items())
-
 
 # Each check of a saved adapter, by itself.
 
@@ -175,11 +149,3 @@ def test_a_new_language_model_head_stays_behind(backbones, tmp_path):
     third = ah.attach(again, "lora(rank=2)", name="third")
     start_from(third, tmp_path / "first")
     assert all(torch.equal(tensor, trained[name]) for name, tensor in third.tensors().items())
-
-
-def test_every_training_option_is_an_option():
-    for method in METHODS.values():
-        example = method.example()
-        assert set(method.training_options) <= set(example.options())
-        for name in method.training_options:
-            assert replace(example, **{name: getattr(example, name)}) == example  # type: ignore[type-var]

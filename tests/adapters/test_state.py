@@ -9,10 +9,9 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 
 import adapterhub as ah
-from adapterhub.adapters.state import ModelStructure, activated, bare, find_state, get_state
+from adapterhub.adapters.state import activated, bare, find_state, get_state
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.tiny_models import logits
@@ -64,46 +63,6 @@ def test_labels_of_a_route_are_those_of_the_loss_only():
     torch.testing.assert_close(outputs.loss, expected)
 
 
-class Notes:
-    """Attributes of every kind."""
-
-    def __init__(self) -> None:
-        self.value, self.names, self.numbers, self.marks = 1, ["a"], {"a": 1}, {"x"}
-
-
-def model_and_structure():
-    model, notes = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Notes()
-    return model, notes, ModelStructure(model, [notes], model.parameters())
-
-
-def described(model):
-    return {
-        name: (type(module), list(module._modules), [*module._forward_hooks.values()])
-        for name, module in model.named_modules()
-    }
-
-
-def test_modules_hooks_and_attributes_are_restored():
-    model, _, structure = model_and_structure()
-    first, before, keys = model[0], described(model), {m: list(vars(m)) for m in model.modules()}
-    first.register_forward_hook(print, with_kwargs=True, always_call=True)
-    first.register_forward_pre_hook(print, prepend=True)
-    first.add_module("child", nn.Identity())
-    first.mark = [first]
-    model.requires_grad_(False)
-    # A pass of another thread may exchange tensors meanwhile.
-    own = first._parameters["weight"] = nn.Parameter(torch.ones(2, 2))
-    del model._modules["1"]
-    structure.restore()
-    assert first.weight is own
-    assert first.bias.requires_grad
-    assert described(model) == before
-    assert {m: list(vars(m)) for m in model.modules()} == keys
-    assert not first._forward_hooks_with_kwargs
-    assert not first._forward_hooks_always_called
-    assert list(model._modules) == ["0", "1"]
-
-
 # `activate`, `route`, `disabled` and `adapters`, as a user calls them.
 
 
@@ -138,21 +97,6 @@ def model():
     for name, method in (("a", "lora"), ("b", "bitfit")):
         tiny_models.scramble(ah.attach(model, method, name=name))
     return model.eval()
-
-
-def test_the_adapters_are_listed_in_order(model):
-    assert list(ah.adapters(model)) == ["a", "b"]
-    assert [adapter.active for adapter in ah.adapters(model).values()] == [False, True]
-    ah.activate(model, "a", "b")
-    assert [adapter.active for adapter in ah.adapters(model).values()] == [True, True]
-    ah.adapters(model).clear()  # a copy
-    ah.detach(model, "a")
-    assert list(ah.adapters(model)) == ["b"]
-    ah.detach(model)
-    assert ah.adapters(model) == {}
-    for call in (ah.adapters, lambda thing: ah.disabled(thing).__enter__()):
-        with pytest.raises(AttachError, match="is not a model of transformers"):
-            call(nn.DataParallel(model))
 
 
 def test_it_nests_with_itself_and_with_routes(model):

@@ -115,7 +115,11 @@ def test_a_row_that_does_not_fit_is_refused():
 
 # A config option decides in BLOOM; in GPT-J one norm serves two sublayers.
 UNKNOWN = {("bloom", "attn"), ("bloom", "ffn"), ("gptj", "ffn"), ("xlnet", "attn")}
-PARALLEL = {"gpt_neox": {"use_parallel_residual": False}, "falcon": {"parallel_attn": False}}
+OPTIONS = {
+    "gpt_neox": {"use_parallel_residual": False},
+    "falcon": {"parallel_attn": False},
+    "opt": {"do_layer_norm_before": False},  # its norms are behind the sublayers
+}
 
 
 def recorded(model, paths):
@@ -141,7 +145,7 @@ def recorded(model, paths):
 @long_table("architecture", tiny_models.ARCHITECTURES, 4)
 def test_the_block_is_what_the_layer_continues_with(architecture):
     model = tiny_models.usual_model(
-        architecture, **tiny_models.NO_DROPOUT, **PARALLEL.get(architecture, {})
+        architecture, **tiny_models.NO_DROPOUT, **OPTIONS.get(architecture, {})
     )
     anatomy = ah.anatomy_of(model)
     sublayers = [site for site in anatomy.sites.values() if site.kind == "sublayer"]
@@ -162,17 +166,6 @@ def test_the_block_is_what_the_layer_continues_with(architecture):
         if following and (following.stack, following.layer) == (site.stack, site.layer):
             residual = inputs[following.stream.input_host or following.host]
             torch.testing.assert_close(total, residual.view_as(total), atol=1e-5, rtol=1e-5)
-
-
-def test_a_config_option_of_opt_moves_its_norms():
-    pre, post = (
-        ah.anatomy_of(tiny_models.usual_model("opt", do_layer_norm_before=flag)).sites[
-            "decoder.0.ffn"
-        ]
-        for flag in (True, False)
-    )
-    assert pre.stream.norm is None
-    assert post.stream.norm.endswith("final_layer_norm")
 
 
 def test_a_mixer_has_the_hidden_size_though_attention_reads_more():

@@ -150,13 +150,6 @@ def test_modules_are_listed_in_the_order_of_their_first_use():
     assert projections.call_order(nn.Linear(2, 2)) == ()
 
 
-def test_a_forward_that_is_replaced_is_read_again(monkeypatch):
-    """A class is read once, for a model is read for each attachment."""
-    assert projections.call_order(Layer())[0] == "first"
-    monkeypatch.setattr(Layer, "forward", lambda self, x: x)
-    assert projections.call_order(Layer()) == ()
-
-
 def test_a_method_that_is_passed_on_is_followed():
     """BERT's feed-forward runs in chunks of the sequence."""
     config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
@@ -210,11 +203,3 @@ def test_experts_and_routers_are_sites(subtests):
 )
 def test_other_modules_hold_no_experts(shapes):
     assert projections.expert_weights(Stacked(**shapes)) == {}
-
-
-def test_codes_of_a_quantization_are_no_experts():
-    module = Stacked()
-    for name, shape in (("gate_up_proj", (4, 12, 8)), ("down_proj", (4, 8, 6))):
-        codes = torch.zeros(shape, dtype=torch.uint8)
-        setattr(module, name, nn.Parameter(codes, requires_grad=False))
-    assert projections.expert_weights(module) == {}

@@ -126,17 +126,6 @@ def test_all_patterns_that_match_nothing_are_in_one_error():
         selected(model, "attn.q", layers=())
 
 
-@pytest.mark.parametrize(
-    ("name", "is_role"),
-    [
-        ("cross.q", True), ("decoder.3.cross.*", True), ("ffn.experts.down", True),
-        ("decoder.3.ffn.router", True), ("atn.q", False), ("ffn.experts.side", False),
-    ],
-)  # fmt: skip
-def test_roles_are_recognized_on_any_backbone(name, is_role):
-    assert anatomy_sites.names_a_role(name) == is_role
-
-
 def test_a_parameter_is_named_by_site_else_by_layer_else_by_path():
     anatomy = ah.anatomy_of(tiny_models.usual_model("bert"))
     layer = "bert.encoder.layer.1"

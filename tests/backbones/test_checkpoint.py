@@ -6,8 +6,6 @@ import io
 import json
 import math
 import os
-import threading
-from functools import partial
 
 import every_type
 import pytest
@@ -193,40 +191,6 @@ def test_a_sample_is_within_its_tensor(numel):
     assert runs[0][0] == 0
     assert sum(runs[-1]) == numel
     assert sum(count for _, count in runs) <= checkpoint.RUN * checkpoint.RUNS
-
-
-def test_threads_change_nothing_and_run_nothing_of_torch(monkeypatch):
-    """New threads that enter torch's parallel code set up its pool, which failed now and then."""
-    tensors = [torch.randn(30, 40) for _ in range(20)]
-    plain = [checkpoint.reader_of(str(i), tensor) for i, tensor in enumerate(tensors)]
-    expected = checkpoint.digest_table(plain, sampled=False)
-    monkeypatch.setattr(checkpoint, "_CHUNK", 100)
-    of_torch, hashing = set(), set()
-    rounded, update = checkpoint._rounded, checkpoint._Strands._update
-
-    def note(values):
-        of_torch.add(threading.get_ident())
-        return rounded(values)
-
-    def note_hashing(strands, parts):
-        hashing.add(threading.get_ident())
-        assert all(type(part) is bytes for part in parts)
-        update(strands, parts)
-
-    def read(runs, tensor):
-        of_torch.add(threading.get_ident())
-        return torch.cat([tensor.flatten()[a : a + n] for a, n in runs])
-
-    monkeypatch.setattr(checkpoint, "_rounded", note)
-    monkeypatch.setattr(checkpoint._Strands, "_update", note_hashing)
-    readers = [
-        checkpoint.TensorReader(str(i), t.shape, partial(read, tensor=t))
-        for i, t in enumerate(tensors)
-    ]
-    assert checkpoint.digest_table(readers, sampled=False) == expected
-    assert of_torch == {threading.get_ident()}
-    assert hashing
-    assert threading.get_ident() not in hashing
 
 
 def test_names_and_shapes_count():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -170,15 +169,6 @@ def test_a_pipe_or_link_is_not_read_and_a_state_that_cannot_be_written_is_no_err
     assert find.recorded_folder(NAME) is None
 
 
-def test_the_oldest_go_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(find, "MOST_FOLDERS", 3)
-    for number in range(5):
-        find.remember_folder(f"n{number}--0123456789ab", tmp_path)
-        os.utime(max(records(), key=lambda p: p.stat().st_mtime_ns), ns=(number, number))
-    left = sorted(json.loads(p.read_bytes())["name"][:2] for p in records())
-    assert left == ["n2", "n3", "n4"]
-
-
 DIGEST = "0123456789ab"
 
 
@@ -222,13 +212,6 @@ def test_a_folder_in_the_working_directory_is_not_a_hub_id(backbone, monkeypatch
     monkeypatch.chdir("/")
     assert Backbone.of(model).name_and_revision(fingerprint)[0] == f"bert--{DIGEST}"
     assert Backbone.of(model).origin == tmp_path / "google" / "bert"
-
-
-def test_a_model_without_weights_has_a_local_name():
-    def missing():
-        raise BackboneError("no weights")
-
-    assert find.is_local_name(local_name("tiny-bert", missing))
 
 
 def test_the_origin_is_the_folder_as_long_as_it_exists(backbone, tmp_path):

@@ -5,7 +5,6 @@ tests/attacks/test_hostile_hub.py has the attacks."""
 from __future__ import annotations
 
 import contextlib
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -175,25 +174,6 @@ def test_the_users_own_session_is_used(hub):
         assert hub_http._GLOBAL_CLIENT_FACTORY is factory
     finally:
         set_client_factory(previous)
-
-
-def test_threads_share_one_guard(hub):
-    factory, barrier = hub_http._GLOBAL_CLIENT_FACTORY, threading.Barrier(4)
-
-    def work():
-        for _ in range(20):
-            with hub_network.guarded_hub(hub.address):
-                pass
-        with hub_network.guarded_hub(hub.address):
-            barrier.wait(10)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert hub_http._GLOBAL_CLIENT_FACTORY is factory
-    assert hub_network._active == hub_network._guarded_clients == []
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://x", "https://me:pw@h.org", "x"])

@@ -189,13 +189,6 @@ def test_without_labels_a_head_has_those_of_the_checkpoint(backbone):
     assert "num_labels" not in task_models.label_options("tagging", [])
 
 
-@pytest.mark.parametrize("labels", [["a"], ["a", "a"]])
-def test_classes_must_be_two_or_more_and_different(labels):
-    with pytest.raises(ConfigError, match="two or more different labels") as error:
-        task_models.label_options("classification", labels)
-    assert 'task="classification"' in error.value.hint
-
-
 # The pooling and the length that sentence-transformers recorded for a backbone.
 
 

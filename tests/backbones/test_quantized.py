@@ -11,7 +11,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import quantization_kind
@@ -277,17 +276,6 @@ class Many(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return super().forward(x), None
-
-
-def test_only_other_code_is_tried():
-    plain = nn.Linear(4, 4)
-    assert not quantized.has_own_code(plain)
-    assert not quantized.has_own_code(Conv1D(4, 4))
-    assert quantized.has_own_code(Own())
-    plain.forward = lambda x: x
-    assert quantized.has_own_code(plain)
-    plain._hf_hook = object()  # accelerate replaces `forward` to load weights
-    assert not quantized.has_own_code(plain)
 
 
 @pytest.mark.parametrize(("layer", "computes", "blocks"), [

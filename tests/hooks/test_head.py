@@ -30,17 +30,6 @@ def test_a_copy_of_a_head_loses_the_slot():
     assert not torch.equal(model(x), expected)
 
 
-def test_other_parameters_in_fp32_compute_in_the_dtype_of_the_module():
-    host = nn.Linear(4, 3).bfloat16()
-    weight = nn.Parameter(host.weight.detach().float() + 1)
-    x = torch.randn(2, 4, dtype=torch.bfloat16)
-    output = heads.with_parameters(host, {"weight": weight})(x)
-    assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output, nn.functional.linear(x, weight.bfloat16(), host.bias))
-    assert weight.dtype == torch.float32
-    assert host.weight is not weight
-
-
 class Expansions(TorchDispatchMode):
     """Notes the shapes that weights are expanded to: a copy for each row of a batch."""
 

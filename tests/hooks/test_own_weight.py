@@ -13,14 +13,12 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.projections import HeldWeight, matrices_in
-from adapterhub.anatomy.sites import Site
+from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
-from adapterhub.hooks.composition import AppliedModules
 from adapterhub.hooks.new_tokens import new_token_rows
 from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
-from adapterhub.hooks.weight_host import TokenRows, embedding_slot
+from adapterhub.hooks.weight_host import TokenRows
 from tests.kit import own_models, tiny_models
 from tests.kit.own_models import EXPERTS, TYPES, expert_logits, expert_model, holders, redraw
 from tests.kit.selection import cases_of
@@ -327,27 +325,3 @@ def test_an_embedding_that_is_no_table_is_refused():
     model.get_input_embeddings().register_forward_hook(lambda module, args, y: y + 1)
     with pytest.raises(AttachError):
         new_token_rows(model, TOKENS, VOCAB - 1, "default-0")
-
-
-class OwnRow(torch.nn.Embedding):
-    """A scaled embedding with a row of its own for one token, as that of T5Gemma 2."""
-
-    def __init__(self):
-        super().__init__(6, 2)
-        self.embed_scale = 3.0
-        self.own = torch.nn.Parameter(torch.ones(2))
-
-    def forward(self, ids):
-        y = super().forward(ids) * self.embed_scale
-        return torch.where((ids == 5).unsqueeze(-1), self.own, y)
-
-
-def test_rows_are_scaled_at_an_embedding_that_is_no_site():
-    host, rows = OwnRow(), TokenRows(torch.tensor([8]), torch.tensor([[1.0, 2.0]]))
-    assert matrices_in(host) == {}
-    slot = embedding_slot(host)
-    slot.add("rows", Site("table", "tokens", None, "tokens", "embed", "table", 2, 2), rows)
-    slot.active = AppliedModules(("rows",))
-    ids = torch.tensor([[1, 5, 8]])
-    expected = torch.stack([host.weight[1] * 3, host.own, torch.tensor([3.0, 6.0])])[None]
-    torch.testing.assert_close(host(ids), expected)

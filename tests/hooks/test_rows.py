@@ -19,7 +19,6 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.route import PackedRoutes, TokenRun
-from adapterhub.hooks import rows as stacks
 from adapterhub.hooks.rows import ROOM
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.ops import constant_form
@@ -408,17 +407,3 @@ def test_hooks_for_every_module_are_called_and_other_rows_have_no_nan():
     after = routed(model, ROWS)
     assert torch.isnan(after[1]).all()
     assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
-
-
-def test_large_modules_and_few_for_many_rows_of_one_token_are_called(monkeypatch):
-    """Copies of the modules take longer than two calls, and less than copies of many tokens."""
-    with monkeypatch.context() as patch:
-        patch.setattr(stacks, "LARGEST", 10)
-        for model in (held(methods=PAIRS["lora"]), free()):
-            assert_same(model, ROWS)
-            assert not stacked_slots(model)
-    monkeypatch.setattr(stacks, "CALL", 0)
-    monkeypatch.setattr(stacks, "COPIES", 1)
-    assert not stacked_slots(model)
-    monkeypatch.setattr(stacks, "COPIES", 100)
-    assert stacked_slots(model)

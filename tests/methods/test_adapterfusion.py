@@ -162,16 +162,3 @@ def test_a_member_of_another_backbone_is_refused(tmp_path):
     ah.attach(model, "pfeiffer", name="a")
     with pytest.raises(MismatchError, match="a different backbone"):
         ah.attach(model, {"adapterfusion": {"adapters": ["a", str(tmp_path / "other")]}}, name="f")
-
-
-def test_fusions_can_be_fused(tmp_path):
-    model = tiny_models.model("bert")
-    attach_members(model, **MIXES)
-    for name in ("f", "g"):
-        tiny_models.scramble(ah.attach(model, FUSED, name=name), seed=ord(name))
-    both = ah.attach(model, "adapterfusion(adapters=['f', 'g'])", name="both")
-    both.save(tmp_path / "both")
-    expected = logits(model)
-    fresh = tiny_models.model("bert")
-    ah.load(fresh, tmp_path / "both")
-    assert torch.equal(logits(fresh), expected)

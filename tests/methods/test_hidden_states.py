@@ -96,30 +96,6 @@ def test_changes_of_some_tokens_are_neither_merged_nor_combined(method, at):
         ah.combine(model, ["default"], name="sum")
 
 
-def test_a_mix_reads_edited_states_in_the_order_of_the_stack():
-    """The last layer has one slot for both; a mix with weight on one layer returns its output."""
-    found = {}
-    for order in (["loreft", "scalar-mix"], ["scalar-mix", "loreft"]):
-        model, batch = tiny_models.model("bert", "features"), tiny_models.batch()
-        torch.manual_seed(0)
-        for name in order:
-            tiny_models.scramble(ah.attach(model, name, name=name))
-        with torch.no_grad():
-            model._adapterhub.adapters["scalar-mix"].placed[0].module.w.copy_(
-                torch.tensor([0.0, 99.0, 0.0])
-            )
-        ah.activate(model, "loreft", "scalar-mix")
-        gamma = model._adapterhub.adapters["scalar-mix"].placed[0].module.gamma
-        out = model(**batch).last_hidden_state
-        ah.activate(model, "loreft")
-        torch.testing.assert_close(out, gamma * states(model, batch), atol=1e-5, rtol=1e-4)
-        found[order[0]] = out
-        ah.activate(model, "scalar-mix", "loreft")
-        assert not torch.allclose(model(**batch).last_hidden_state, out, atol=1e-3)
-        ah.detach(model)
-        assert not [name for name, _ in model.named_modules() if "adapterhub" in name]
-
-
 def test_a_layer_that_any_method_names():
     model = tiny_models.model("llama")
     adapter = ah.attach(model, "lora(sites=[layer], rank=2)")

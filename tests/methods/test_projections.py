@@ -92,16 +92,6 @@ def test_a_kept_matrix_is_that_of_the_parameters():
         type(module).delta = original
 
 
-@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
-def test_keys_and_values_are_scaled_at_the_output(architecture):
-    """y' = l * (W x + b)."""
-    one = attach_at(architecture, PROJECTIONS[architecture], "ia3")
-    tiny_models.scramble(one.adapter)
-    x = torch.randn(4, one.site.d_in)
-    expected = F.linear(x, one.weight, one.bias) * one.module.scale
-    torch.testing.assert_close(one.output(x), expected, atol=1e-5, rtol=1e-5)
-
-
 # LoRA and its variants.
 
 
@@ -112,12 +102,6 @@ def test_dropout_is_active_in_training_only():
     assert torch.equal(one.output(x), one.output(x))
     one.module.train()
     assert not torch.equal(one.output(x), one.output(x))
-
-
-def test_rslora_scales_each_site_by_its_own_rank():
-    adapter = ah.attach(tiny_models.model("bert"), "rslora(rank=4, alpha=8, ranks={'attn.v': 16})")
-    scales = {p.site.role: p.module.scale for p in adapter.placed}
-    assert scales == {"attn.q": 4.0, "attn.v": 2.0}
 
 
 def test_lora_plus_has_a_higher_learning_rate_for_b():

@@ -525,9 +525,6 @@ def test_a_refused_cell_names_the_supported_methods(method: str, architecture: s
 
 
 def test_the_cells_cover_every_method_signature_and_architecture() -> None:
-    assert len(METHODS) >= 11
-    assert len(tiny_models.ARCHITECTURES) >= 37
-    assert set(tiny_models.CORE) <= set(tiny_models.ARCHITECTURES)
     assert REFUSED.keys() < set(matrix.ALL_CELLS)
     if tiny_models.MATRIX in (tiny_models.CORE, tiny_models.ARCHITECTURES):
         cells = set(CELLS) | REFUSED.keys()
@@ -539,11 +536,8 @@ def test_the_cells_cover_every_method_signature_and_architecture() -> None:
         writers = {a for _, a in CELLS} & {*tiny_models.GENERATORS}
         assert writers & {*tiny_models.DECODERS}
         assert writers & {*tiny_models.ENCODER_DECODERS}
-        for run in (
-            (matrix.few(CELLS), matrix.nightly(CELLS))
-            if tiny_models.MATRIX == tiny_models.CORE
-            else ()
-        ):
+    if tiny_models.MATRIX == tiny_models.CORE:
+        for run in (matrix.few(CELLS), matrix.nightly(CELLS)):
             assert {m for m, _ in run} == {m for m, _ in CELLS}
             assert {a for _, a in run} == {a for _, a in CELLS}
     assert matrix.SMALLER.keys() < METHODS.keys()

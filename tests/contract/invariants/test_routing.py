@@ -6,8 +6,6 @@ test_cells.py.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
@@ -145,34 +143,6 @@ def test_heads_and_a_new_pooler_follow_their_row_in_every_precision(precision, t
             ah.activate(model, ah.Average(["a", "b"]))
             assert logits(model, **batch).isfinite().all()
         ah.detach(model)
-
-
-@long_table(
-    ("method", "checkpointing"),
-    list(itertools.product(("lora", "mam", "scalar-mix", "prompt"), (False, True))),
-    4,
-)
-def test_routed_gradients_equal_those_of_solo_runs(method, checkpointing):
-    """One batch trains several adapters, each on its own rows only."""
-    gradients = []
-    for together in (True, False):
-        model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
-        adapters = attach_two(model, method)
-        if checkpointing:
-            tiny_models.enable_gradient_checkpointing(model)
-            model.train()
-        batch, labels = tiny_models.batch(4, 7), torch.tensor([0, 1, 2, 1])
-        if together:
-            with ah.route(model, ["a", "b", "a", "b"]):
-                (4 * model(**batch, labels=labels).loss).backward()
-        else:
-            for name, rows in (("a", [0, 2]), ("b", [1, 3])):
-                ah.activate(model, name)
-                inputs = {k: v[rows] for k, v in batch.items()}
-                (2 * model(**inputs, labels=labels[rows]).loss).backward()
-        gradients.append([p.grad for a in adapters for p in a.parameters()])
-    for routed, solo in zip(*gradients, strict=True):
-        torch.testing.assert_close(routed, solo, atol=2e-6, rtol=1e-4)
 
 
 def test_a_route_refuses_adapters_that_cannot_be_routed():

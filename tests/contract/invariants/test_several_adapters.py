@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adapterhub as ah
-from adapterhub.errors import AttachError, SiteError
+from adapterhub.errors import AttachError
 from adapterhub.files.schema import name_problems
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
@@ -122,17 +122,6 @@ def test_wrong_names_two_owners_of_a_parameter_and_compiled_models_are_refused()
     }.items():
         with pytest.raises(AttachError, match=text):
             change()
-
-
-def test_an_unsupported_attention_implementation_is_refused():
-    model = tiny_models.model("llama")
-    model.config._attn_implementation_internal = "flash_attention_2"
-    keys = list(model.state_dict())
-    with pytest.raises(SiteError, match="flash_attention_2") as error:
-        ah.attach(model, "prefix")
-    assert "sdpa" in error.value.hint
-    assert list(model.state_dict()) == keys
-    assert not hasattr(model, "_adapterhub")
 
 
 FROZEN = [name for name in one_of_each_signature() if not METHODS[name].trains_backbone]
