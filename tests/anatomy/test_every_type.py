@@ -167,7 +167,7 @@ OF_TYPES = {  # the stacks, and the roles of some layer, among others
 
 
 def test_the_stacks_and_sites_of_an_irregular_architecture(subtests):
-    for model_type, (stacks, roles) in OF_TYPES.items():
+    for model_type, (stacks, roles) in cases_of(OF_TYPES.items(), 2):
         with subtests.test(model_type=model_type):
             model = every_type.build(model_type, every_type.autos(model_type)[-1])
             anatomy = anatomy_of(model)

@@ -143,7 +143,7 @@ def test_the_weight_of_each_expert_is_that_of_the_equation(mixtral, method, expe
             torch.testing.assert_close(after[number], expected, atol=2e-4, rtol=2e-4)
 
 
-@long_table("method", ABLE, 4)
+@long_table("method", ABLE, 6, nightly=2)
 def test_all_ways_to_multiply_compute_what_the_merged_weights_do(method):
     for experts in ("each", "shared"):
         gradients = []

@@ -50,7 +50,7 @@ def test_every_role_and_pattern_computes_or_is_refused(architecture, subtests):
     computed = [("lora", pattern) for pattern in PATTERNS if pattern not in missing]
     refused = [("lora", "attn.kv")]
     model = tiny_models.usual_model(architecture)
-    for cell in dict.fromkeys([*computed, *refused, *cases_of(cells, 16, nightly=3)]):
+    for cell in dict.fromkeys([*computed, *refused, *cases_of(cells, 24, nightly=4)]):
         method, sites = cell
         with subtests.test(method=method, sites=sites):
             if find_state(model):  # of a cell that failed

@@ -60,8 +60,8 @@ REPRESENTED = {*matrix.one_of_each_signature({c[0] for c in CORE} - {*EVERYWHERE
 cells = long_table(
     ("method", "architecture", "precision"),
     [c for c in CORE if c[0] in REPRESENTED],
-    parts=6,
-    nightly=2,
+    parts=8,
+    nightly=3,
 )
 
 

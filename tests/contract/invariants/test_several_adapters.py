@@ -23,7 +23,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(actions=ACTIONS, methods=st.lists(st.sampled_from(sorted(METHODS)), min_size=3, max_size=3))
 def test_no_sequence_of_actions_affects_another_adapter(actions, methods):
     """Attaching, activating or detaching an adapter keeps the others' values and outputs."""
@@ -68,7 +68,7 @@ ANY_NAME = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60 if tiny_models.FULL_MATRIX else 8)
+@settings(max_examples=60 if tiny_models.FULL_MATRIX else 4)
 @given(names=st.lists(ANY_NAME, min_size=2, max_size=3, unique=True))
 @case(names=["a.b", "a/b", "a_b"])
 @case(names=["a b", "a-b", "adapterhub"])

@@ -16,6 +16,7 @@ from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
+from tests.kit.selection import cases_of
 
 NEW = ["<a>", "<b>"]
 BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the embedding's unused rows
@@ -23,7 +24,7 @@ KINDS = {"bert": "masked-lm", "gpt2": "causal-lm", "llama": "causal-lm", "t5": "
          "bart": "seq2seq"}  # fmt: skip
 
 
-@pytest.fixture(params=sorted(KINDS))
+@pytest.fixture(params=cases_of(sorted(KINDS), 2))
 def folder(request, backbones):
     return backbones(request.param), KINDS[request.param]
 
