@@ -115,12 +115,9 @@ def test_it_nests_with_itself_and_with_routes(model):
             with ah.route(model, ["a"] * rows):
                 assert torch.equal(logits(model), routed)
             assert torch.equal(logits(model), bare)
-            for change, *arguments in (
-                (ah.attach, "lora"), (ah.activate, "a"), (ah.activate,), (ah.detach, "a"),
-                (ah.detach,), (ah.merge,), (ah.combine, ["a", "b"]),
-            ):  # fmt: skip
+            for change, argument in ((ah.attach, "lora"), (ah.activate, "a"), (ah.detach, "a")):
                 with pytest.raises(AttachError, match=r"inside route\(...\) or disabled\(...\)"):
-                    change(model, *arguments)
+                    change(model, argument)
         assert torch.equal(logits(model), routed)
     assert torch.equal(logits(model), adapted)
     assert len({bare.sum().item(), routed.sum().item(), adapted.sum().item()}) == 3

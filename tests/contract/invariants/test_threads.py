@@ -182,6 +182,19 @@ def test_what_another_thread_has_in_a_route_stays():
     assert list(get_state(model).adapters) == ["a1"]
 
 
+def test_a_route_of_this_thread_refuses_changes():
+    served = Served(tiny_models.model("bert"), "lora", 2)
+    with ah.route(served.model, ["a0", None, "a1"]):
+        for change, *arguments in (
+            (ah.merge,), (ah.combine, ["a0", "a1"]), (ah.attach, "lora"), (ah.activate,),
+            (ah.activate, "a0"), (ah.detach,), (ah.detach, "a0"),
+        ):  # fmt: skip
+            with pytest.raises(AttachError, match=r"inside route\(...\)"):
+                change(served.model, *arguments)
+        served.check(served.computed(), "a0", None, "a1")
+    assert torch.equal(served.computed(), served.alone[None])
+
+
 def test_a_route_that_replaces_parameters_is_alone():
     model = Served(tiny_models.model("bert"), "bitfit", 1).model
     tiny_models.scramble(ah.attach(model, "lora", name="b"))
@@ -272,7 +285,7 @@ def test_an_interrupted_pass_leaves_nothing_behind():
     torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not selection.ALL, reason="seconds: test_compile.py has a route")
+@pytest.mark.skipif(not selection.ALL, reason="several compilations")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_compiled_model_follows_the_route_of_its_thread():
     """Its calls alternate: torch does not check the guards of several threads at once."""
