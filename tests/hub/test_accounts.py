@@ -338,15 +338,6 @@ def test_a_name_that_is_not_ours_is_refused_before_anything_is_written(client, h
     assert "evil" not in str(client.get("/api/models?limit=1").headers)
 
 
-def test_answers_name_the_public_address(tmp_path):
-    with real_hub.serving(tmp_path / "hub", public_url="https://hub.example/x") as hub:
-        hub.user("ada")
-        for host in ("hub.example", "localhost:99"):
-            asked = {"json": {"name": f"at-{host[:3]}"}, "headers": {"host": host}}
-            answer = hub.as_user("ada").post("/x/api/repos/create", **asked)
-            assert answer.json()["url"] == f"https://hub.example/x/ada/at-{host[:3]}"
-
-
 OF_THE_HUB = ("api", "Settings")
 """Names that owners cannot have, and repositories can."""
 

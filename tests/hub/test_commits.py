@@ -346,7 +346,7 @@ def test_any_order_of_the_fields(blobs, line):
 
 
 def test_memory_does_not_grow_with_a_file(blobs):
-    data = bytes(range(256)) * (32 << 12)  # 32 MiB
+    data = bytes(range(256)) * (12 << 12)  # 12 MiB
     lines, body = CommitLines(blobs, 1 << 30), real_hub.commit_lines({"a": data})
     tracemalloc.start()
     for place in range(0, len(body), 256 << 10):

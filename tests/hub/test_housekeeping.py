@@ -28,7 +28,8 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 from tests.kit import real_hub, registries
 from tests.kit.real_hub import answered, commit, create, digest
-from tests.kit.session import wait_until
+from tests.kit.selection import cases_of
+from tests.kit.session import Lines, sample, wait_until
 
 
 def test_what_no_commit_needs_is_collected_after_its_time(new_hub, ada):
@@ -60,18 +61,12 @@ def test_nothing_is_lost_to_a_collection_while_others_push(new_hub, ada):
     assert verify_hub(new_hub.hub) == []
 
 
-def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path, monkeypatch):
+def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path):
     target, again = tmp_path / "backup", tmp_path / "again"
     create(ada, "acme/x")
     commit(ada, "acme/x", {"a.md": b"a"})
     assert backup_hub(new_hub.hub.place, target) == 2
     commit(ada, "acme/x", {"b.md": b"b"})
-    with monkeypatch.context() as patch:  # an interrupted one leaves the old one
-        patch.setattr(backups, "_copy_blob", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            backup_hub(new_hub.hub.place, target)
-    with open_hub(target) as hub:
-        assert verify_hub(hub) == []
     assert backup_hub(new_hub.hub.place, target) == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
@@ -166,6 +161,8 @@ def folder(tmp_path):
 
 def test_an_older_hub_is_upgraded_and_kept_as_it_was(folder, newer):
     assert upgrade_hub(folder) is None
+    with serving_alone(folder), pytest.raises(ConfigError, match="another server"):
+        upgrade_hub(folder, newer)
     assert upgrade_hub(folder, newer) == SCHEMA_REVISION
     assert schema_revision(folder) == real_hub.NEXT
     with closing(sqlite3.connect(folder / "hub.sqlite")) as connection:
@@ -214,17 +211,57 @@ def compare_tables(connection):
     return compare_metadata(MigrationContext.configure(connection), metadata)
 
 
-def test_an_upgrade_that_was_interrupted_has_changed_nothing(folder, newer, monkeypatch):
-    for name in ("_migrate", "_leave_wal"):
-        with monkeypatch.context() as patch:
-            patch.setattr(backups, name, interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                upgrade_hub(folder, newer)
-        with open_hub(folder) as hub:
+WATCHED = {"collection": "hub/gc.py", "backup": "hub/backups.py", "upgrade": "hub/backups.py"}
+
+
+@pytest.mark.parametrize("task", WATCHED)
+def test_a_task_that_is_interrupted_before_a_line_loses_nothing(task, tmp_path, newer):
+    """Every commit is whole after it, in the hub and in its backup; the task ends its work."""
+    template, old, place, target = (tmp_path / n for n in ("template", "old", "hub", "target"))
+    with real_hub.serving(template) as hub:
+        hub.user("ada")
+        client = hub.as_user("ada")
+        for name in ("ada/x", "ada/gone"):
+            create(client, name)
+            commit(client, name, {"a.md": name.encode()})
+        backup_hub(template, old)
+        commit(client, "ada/x", {"b.md": b"b"})
+        real_hub.delete(client, "ada/gone")
+        real_hub.upload(client, "ada/x", b"never committed")
+
+    def act():
+        if task == "collection":
+            with open_hub(place) as hub:
+                collect(hub, grace=-60)
+        elif task == "backup":
+            backup_hub(place, target)
+        elif schema_revision(place) == SCHEMA_REVISION:
+            upgrade_hub(place, newer)
+
+    def run(lines):
+        for folder, source in ((place, template), (target, old)):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(source, folder)
+        return lines.run(act)
+
+    every = Lines()
+    assert run(every) is None
+    lines = [line for line in sample(every, None) if line[0][0] == WATCHED[task]]
+    for line in cases_of([*lines, lines[-1]], 20, 2):
+        assert isinstance(run(Lines(line, interrupt)), KeyboardInterrupt), line
+        for folder in (place, target):
+            if schema_revision(folder) == SCHEMA_REVISION:
+                with open_hub(folder) as hub:
+                    assert verify_hub(hub) == [], line
+        act()
+        if task == "upgrade":
+            assert schema_revision(place) == real_hub.NEXT
+            (place / f"before-{real_hub.NEXT}.sqlite").replace(place / "hub.sqlite")
+        with open_hub(target if task == "backup" else place) as hub:
             assert verify_hub(hub) == []
-    with serving_alone(folder), pytest.raises(ConfigError, match="another server"):
-        upgrade_hub(folder, newer)
-    assert upgrade_hub(folder, newer) == SCHEMA_REVISION
+            assert hub.blobs.size(digest(b"b")) == 1
+            unused = hub.blobs.size(digest(b"never committed"))
+            assert (unused < 0) == (task == "collection"), line
 
 
 def interrupt(*_):

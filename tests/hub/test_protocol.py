@@ -17,7 +17,6 @@ from huggingface_hub import (
     CommitOperationCopy,
     CommitOperationDelete,
     HfApi,
-    HfFileSystem,
     constants,
     snapshot_download,
 )
@@ -41,8 +40,8 @@ pytestmark = [
 ]
 
 
-# Where the hub is, and whether its clients have Xet: by default each of them once.
-CASES = [("", True), ("/a/prefix", False), *([("", False), ("/a/prefix", True)] if ALL else [])]
+# Where the hub is, and whether its clients have Xet.
+CASES = [("/a/prefix", True), *([("", False), ("", True), ("/a/prefix", False)] if ALL else [])]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0] or '/'}-{case[1]}")
@@ -198,18 +197,6 @@ def test_a_file_object_goes_through_lfs_and_a_path_shows_what_to_do(hub, api, tm
     assert api.file_exists(name, "b.safetensors") is not is_xet_available()
 
 
-def test_the_file_system_reads_and_writes(hub):
-    files = HfFileSystem(endpoint=hub.address, token=hub.tokens["ada"], skip_instance_cache=True)
-    HfApi(endpoint=hub.address, token=hub.tokens["ada"]).create_repo("acme/files")
-    with files.open("acme/files/in/notes.md", "w") as file:
-        file.write("hello")
-    assert files.read_text("acme/files/in/notes.md") == "hello"
-    assert files.ls("acme/files/in", detail=False) == ["acme/files/in/notes.md"]
-    files.rm("acme/files/in/notes.md")
-    files.invalidate_cache()
-    assert not files.exists("acme/files/in/notes.md")
-
-
 def test_each_path_has_the_last_commit_that_changed_it(api):
     name = "acme/last"
     api.create_repo(name)
@@ -305,20 +292,6 @@ def run(hub, home, *words, **environment):
     }  # fmt: skip
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-
-
-def test_the_command_line_of_the_hub(hub, tmp_path):
-    (tmp_path / "up").mkdir()
-    (tmp_path / "up/a.md").write_text("a")
-    for words in (
-        ("upload", "acme/by-hf", str(tmp_path / "up")),
-        ("download", "acme/by-hf", "--local-dir", str(tmp_path / "down")),
-    ):
-        xet = str(int(constants.HF_HUB_DISABLE_XET))
-        hf = ("-m", "huggingface_hub.cli.hf", *words)
-        done = run(hub, tmp_path / "home", *hf, HF_HUB_DISABLE_XET=xet)
-        assert done.returncode == 0, done.stderr
-    assert (tmp_path / "down/a.md").read_text() == "a"
 
 
 # peft, transformers and datasets, as they are released.

@@ -153,9 +153,9 @@ def test_one_change_of_two_branches_in_one_millisecond(new_hub, ada, publish):
 
 
 @pytest.mark.usefixtures("stopped_clock")
-@pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize(
-    ("files", "gone"), [({}, []), ({"b.md": b"b"}, []), ({}, ["adapter.json"])]
+    ("files", "gone", "before"),
+    [({}, [], False), ({"b.md": b"b"}, [], True), ({}, ["adapter.json"], False)],
 )
 def test_what_is_deleted_does_not_come_back_from_another_branch(
     new_hub, ada, publish, tmp_path, files, gone, before
@@ -235,20 +235,17 @@ def test_a_hub_finds_what_its_adapters_are_and_our_client_a_flipped_bit(new_hub,
         store_of(new_hub, "wil").get(entry)
 
 
-@pytest.mark.parametrize("deleted", ["newest", "all", "repository"])
-def test_a_signature_is_for_the_number_that_the_hub_gives(
-    new_hub, ada, tmp_path, monkeypatch, deleted
-):
+def test_a_signature_is_for_the_number_that_the_hub_gives(new_hub, ada, tmp_path, monkeypatch):
+    """Also after the deletion of all versions, and of the repository."""
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
     key, address = registries.new_key(), f"{new_hub.address}/acme/polite"
+    set_rules(new_hub, "acme", signers=(key.public.id,))
     for number in (1, 2, 3):
         folder = registries.write_sample(tmp_path / f"made-{number}", number)
-        if number == 3:
-            for version in {"newest": ["v2"], "all": ["v1", "v2"]}.get(deleted, ()):
-                store_of(new_hub, "ada").delete("acme/polite", version)
-            if deleted == "repository":
-                assert delete(ada, "acme/polite").status_code == 200
-        set_rules(new_hub, "acme", signers=(key.public.id,))
         assert ah.push(folder, address, sign=key, peft=False).version == f"v{number}"
         stated = [each.signature.statement for each in ah.verify(address).signatures]
         assert stated == [Statement(Saved.at(folder).digest, "acme/polite", f"v{number}")]
+        if number == 1:
+            store_of(new_hub, "ada").delete("acme/polite", "v1")
+        else:
+            assert delete(ada, "acme/polite").status_code == 200

@@ -22,7 +22,6 @@ from adapterhub.registry.local import Folder, LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import ConflictError, Publication, Query
 from tests.kit import fake_hub, real_hub, registries, web_servers
-from tests.kit.registries import MemoryStorage
 from tests.kit.selection import ALL
 
 
@@ -118,7 +117,6 @@ def on_moto(folder):
 
 STORES = {
     "bucket": in_bucket,
-    "memory": lambda folder: nullcontext(Registry(MemoryStorage(folder))),
     "local": lambda folder: folder.mkdir() or nullcontext(LocalRegistry(folder)),
     "hub": on_hub,
     "our hub": on_our_hub,
@@ -303,9 +301,6 @@ def refuse_writers(store):
         return store.hub.refuse_writers()
     if isinstance(store.storage, Bucket):
         return refuse_objects(store.storage)
-    if isinstance(store.storage, MemoryStorage):
-        store.storage.read_only = True
-        return lambda: setattr(store.storage, "read_only", False)
     store.root.rmdir()
     store.root.write_text("no folder")
 
@@ -363,6 +358,7 @@ def break_next_get(store, monkeypatch):
     monkeypatch.setattr(version_files, "write_files", broken)
 
 
+@pytest.mark.parametrize("store", sorted(s for s in STORES if "our hub" not in s), indirect=True)
 def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(
     store, publish, tmp_path, monkeypatch
 ):
