@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import errno
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,58 +183,6 @@ def without_exchange(place: Path, most: int) -> dict[str, Any]:
     return adapters(place, False, most)
 
 
-@contextlib.contextmanager
-def failing(call: int, counted: list[str]) -> Iterator[None]:
-    """Simulate a full disk from the given writing call onwards."""
-    originals = {name: getattr(os, name) for name in ("mkdir", "fsync", "rename")}
-
-    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **options: Any) -> Any:
-            counted.append(name)
-            if len(counted) >= call:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return original(*arguments, **options)
-
-        return called
-
-    class Full(Torn):
-        write = wrap("write", Torn.write)
-
-    for name, original in originals.items():
-        setattr(os, name, wrap(name, original))
-    folder_module.open = Full  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(os, name, original)
-        del folder_module.open  # type: ignore[attr-defined]
-
-
-def full_disk(place: Path, most: int) -> dict[str, Any]:
-    """Raise ENOSPC at each writing call, of a first save and of an overwrite."""
-    outcomes: collections.Counter[str] = collections.Counter()
-    for first in (True, False):
-        for call in range(1, 60):
-            shutil.rmtree(place.parent)
-            place.parent.mkdir()
-            if not first:
-                save(place, OLD)
-            counted: list[str] = []
-            try:
-                with failing(call, counted):
-                    save(place, NEW)
-            except OutputError as error:
-                assert "free some space" in str(error), error  # noqa: PT017
-            if len(counted) < call:
-                break
-            left = [p.name for p in place.parent.iterdir()]
-            assert left == [place.name] * (not first or place.exists()), left
-            outcome = which(native.Saved.at(place).tensors()) if left else "none"
-            outcomes[f"{'first' if first else 'over'}: {counted[-1]}: {outcome}"] += 1
-    return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
-
-
 def stop_in_the_second_epoch(output: Path, options: TrainOptions) -> None:
     """Train until some batches after the first checkpoint."""
 
@@ -294,7 +241,6 @@ SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "first save": lambda place, most: adapters(place, True, most),
     "overwrite": lambda place, most: adapters(place, False, most),
     "overwrite without an exchange": without_exchange,
-    "full disk": full_disk,
     "full disk in training": full_disk_in_training,
 }
 

@@ -4,7 +4,8 @@
 
 Each input is a valid file, written at run time, after one to four mutations. Most mutated manifests
 get a valid digest, so that the checks behind the digest are reached. A finding is printed with the
-seed that reproduces it. Checkpoints of other libraries are attacked in test_hostile_foreign.py.
+seed that reproduces it. Checkpoints of other libraries are attacked in test_hostile_foreign.py;
+tests/files/test_native.py and test_hostile_runs.py flip bits, and test_fuzz.py draws specs.
 """
 
 from __future__ import annotations
@@ -33,14 +34,11 @@ import adapterhub as ah
 from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
-from adapterhub.files.card import CARD_FILE
 from adapterhub.files.native import Saved
 from adapterhub.inference.record import read_training_record
-from adapterhub.loop import checkpoint
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe import recipe
-from adapterhub.tasks import parse_task
 
 # Random mutations of bytes and of JSON trees
 
@@ -139,7 +137,6 @@ class Fuzzer:
             self.adapters.append({p.name: p.read_bytes() for p in valid.iterdir()})
         self.place = folder / "target"
         self.place.mkdir()
-        self.checkpoint = self._checkpoint()
         self.data = self._data()
         names = [name for name in dir(self) if name.startswith("read_")]
         self.targets: dict[str, Target] = {
@@ -173,16 +170,6 @@ class Fuzzer:
         finally:
             assert forge.state_of(self.model) == self.state, "the model has changed"
 
-    def read_files(self, rng: random.Random) -> None:
-        """Change a file but not the manifest: the digests must reveal it."""
-        files = dict(rng.choice(self.adapters))
-        name = rng.choice(sorted(files.keys() - {CARD_FILE}))  # a card may be edited
-        before = files[name]
-        files[name] = mutate_bytes(rng, before)
-        self._put(files)
-        Saved.at(self.place).read()
-        assert files[name] == before, "a changed file was read"
-
     def read_numbers(self, rng: random.Random) -> None:
         """Change the bytes of a safetensors file, and update its digest."""
         self._put(files := rng.choice(self.adapters))
@@ -201,13 +188,6 @@ class Fuzzer:
         _, tensors = Saved.at(self.place).read()
         assert all(t.numel() for t in tensors.values())
 
-    def read_manifest_bytes(self, rng: random.Random) -> None:
-        """Change the bytes of a manifest."""
-        files = dict(rng.choice(self.adapters))
-        files[forge.MANIFEST] = mutate_bytes(rng, files[forge.MANIFEST])
-        self._put(files)
-        self._load()
-
     def _read_tree(
         self, rng: random.Random, under: str | None = None, read: Callable[[], object] | None = None
     ) -> None:
@@ -225,14 +205,6 @@ class Fuzzer:
         path = self.folder / "recipe.yaml"
         path.write_bytes(mutate_bytes(rng, text))
         parse_methods(recipe.read(path).method)
-
-    def read_specs(self, rng: random.Random) -> None:
-        """Change method and task specs as text."""
-        texts = [*METHODS, "lora(rank=4, sites=['attn.q'])", "lora(ranks={'a': 1}), mam",
-                 "seq2seq(metric=rouge)", "causal-lm(answer='#### (.*)', beams=2)",
-                 "prompted(template='{text} {mask}', words={'0': 'a', '1': 'b'})"]  # fmt: skip
-        text = mutate_bytes(rng, rng.choice(texts).encode()).decode("utf-8", "surrogateescape")
-        rng.choice([parse_methods, parse_task])(text)
 
     def _data(self) -> dict[str, bytes]:
         rows = [{"text": f"a text, number {i}", "label": "01"[i % 2]} for i in range(8)]
@@ -255,21 +227,6 @@ class Fuzzer:
         path = self.folder / name
         path.write_bytes(mutate_bytes(rng, self.data[name]))
         read_examples(str(path), DataOptions(), labelled=rng.random() < 0.5)
-
-    def _checkpoint(self) -> dict[str, bytes]:
-        folder = self.folder / "checkpoint"
-        training = {"engine": {"step": 1, "x": torch.ones(3)}, "random": [1, 2]}
-        state = checkpoint.State({"a": torch.ones(2)}, {"step": 1}, {"seed": 0}, training)
-        checkpoint.save(folder, state)
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    def read_checkpoint(self, rng: random.Random) -> None:
-        """Change the bytes of one file of a checkpoint."""
-        folder = self.folder / "checkpoint"
-        name = rng.choice(sorted(self.checkpoint))
-        for other, data in self.checkpoint.items():
-            (folder / other).write_bytes(mutate_bytes(rng, data) if other == name else data)
-        checkpoint.restore({"a": torch.ones(2)}, checkpoint.load_checkpoint(folder))
 
 
 def outcome_of(target: Target, rng: random.Random) -> str:

@@ -211,7 +211,7 @@ def test_no_bomb_is_a_backbone(name: str, tmp_path: Path) -> None:
 
 
 HUGE = 40 << 30
-LARGE = 48 << 20
+LARGE = 32 << 20
 PIECES = 20 << 20  # bytes of Python objects at any time: some pieces of a file
 
 

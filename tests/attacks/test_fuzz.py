@@ -19,7 +19,7 @@ from adapterhub.tasks import parse_task
 from tests.kit import tiny_models
 from tests.kit.selection import ALL, long_table
 
-INPUTS = 800 if ALL else 280
+INPUTS = 600 if ALL else 160
 FUZZED = ("lora", "houlsby", "prompt", "bitfit")
 
 
@@ -71,11 +71,11 @@ def backbones():
     return {name: tiny_models.model(name) for name in ("bert", "t5")}
 
 
-# A sixteenth: as many options as an eighth of them on both.
+# As many options as a sixteenth of them on both.
 @long_table(
     ("method", "option", "name"),
     [(*cell, name) for cell in CELLS for name in ("bert", "t5")],
-    parts=16,
+    parts=32,
     nightly=3,
 )
 def test_a_junk_option_is_valid_or_refused(backbones, method: str, option: str, name: str) -> None:

@@ -29,7 +29,6 @@ from forge import (
     forge,
     forge_file,
     join_header,
-    limited,
     read_tree,
     refused,
     sealed,
@@ -95,15 +94,12 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "name: parent folder": put("name", "../../etc/cron.d/x"),
     "labels: a million": put("labels", [""] * 10**6),
     "labels: fewer than the head has": put("labels", ["a", "b"]),
-    "label: long": put("labels", ["a" * 10**5]),
     "tensor name: surprise": tensor("__class__.__init__.__globals__"),
     "file name: pickle": put("files/adapter.bin", "0" * 64),
     "digest of a file: short": put("files/adapter.safetensors", "0"),
-    "revision: parent folder": put("backbone/revision", "../../x"),
     "fingerprint: another": put("backbone/fingerprint", "bf16-" + "0" * 64),
     # shapes
     "shape: float": shape([2.0, 32]),
-    "shape: product overflows to 0": shape([2**32, 2**32]),
     "shape: product overflows to the right size": shape([2**32 + 2, 2**32]),
     "shape: many dimensions": shape([1] * 9),
     "shape: other": shape([32, 2]),
@@ -111,20 +107,15 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "tensors: one missing": lambda tree: tree["tensors"].popitem(),
     "tensors: one more": tensor("encoder.0.attn.k.lora.A"),
     "tensors: 19,000": lambda tree: [tensor(f"t{i}", size=[1])(tree) for i in range(19_000)],
-    "tensors: 100,000": put("tensors", {str(i): {} for i in range(10**5)}),
     # methods
     "method: unknown": method("evil"),
-    "method: a path": method("os.system"),
     "methods: none": put("methods", []),
-    "methods: 65": put("methods", [{"head": {}}] * 65),
     "methods: one 64 times": lambda tree: tree.update(methods=tree["methods"] * 64),
     "methods: two in one": put("methods", [{"lora": {}, "head": {}}]),
     "option: code": lora(**CODE),
     "option: too many": lora(ranks={f"encoder.{i}.attn.q": 1 for i in range(10_000)}),
     "rank: huge": lora(rank=10**12),
     "rank: float": lora(rank=2.0),
-    "rank: true": lora(rank=True),
-    "ranks: one huge": lora(ranks={"encoder.1.attn.v": 10**12}),
     "ranks: idle pattern": lora(ranks={ESC: 3}),
     "dropout: more than all": lora(dropout=1e300),
     "sites: none such": lora(sites=[ESC]),
@@ -132,22 +123,14 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "sites: thousands of patterns": lora(sites=[f"*{i}*" for i in range(4000)]),
     "sites: nested wildcards": lora(sites=["*" * 100 + "[!" + "a" * 100 + "]" * 100 + "x"]),
     "layers: huge range": lora(layers="0..999999999"),
-    "layers: range of many digits": lora(layers="0.." + "9" * 5000),
-    "layers: many digits": lora(layers="9" * 5000),
     "layers: top of many digits": lora(layers="top " + "9" * 5000),
-    "layers: huge number": lora(layers=2**62),
     "layers: negative": lora(layers=[-1]),
-    "layers: many": lora(layers=list(range(5000))),
     "prompt: huge": method("prompt", length=10**12),
     "prefix: huge network": method("prefix", length=1, reparametrize=True, middle=10**12),
-    "p-tuning: huge network": method("p-tuning", length=1, middle=10**8, encoder="lstm"),
-    "houlsby: huge": method("houlsby", size=10**12),
     "compacter: huge products": method("compacter", n=10**6, size=10**6),
     "compacter: activation": method("compacter", activation="__import__"),
-    "pissa: huge": method("pissa", rank=10**12),
     "pissa: for ever": method("pissa", rank=2, iterations=10**12),
     "full: decay": method("full", decay=1e-300),
-    "staged: decay": method("staged", decay=1e300),
     "staged: many groups": method("staged", groups=["+".join("abcdefgh" * 3000)]),
     # the rest of the schema
     "head: denied": put("head", False),
@@ -155,7 +138,6 @@ REFUSED: dict[str, Callable[[Tree], None]] = {
     "unknown field in the backbone: arguments": put("backbone/kwargs", {"local": "x"}),
     "training: deep": put("training", json.loads("{" + '"a":{' * 24 + "}" * 25)),
     "metrics: beyond 64 bits": put("metrics", {"accuracy": 2**63}),
-    "metrics: escape": put("metrics", {ESC: 1.0}),
 }
 
 TEXTS = ["__class__", ESC + OVERRIDE, "../../x"]
@@ -317,25 +299,12 @@ CASES[f"{MANIFEST} is a link to itself"] = (
 )
 
 
-@long_table("name", CASES, parts=3)
+@long_table("name", CASES, parts=6)
 def test_a_hostile_adapter_is_refused(saved: Path, model, canary: Path, name: str) -> None:
     attack, named = CASES[name]
     attack(saved)
     with refused(model, named):
         ah.load(model, saved)
-
-
-IN_CARD: dict[str, Attack] = {
-    **{kind: disguised(CARD, kind) for kind in DISGUISED},
-    **{kind: in_place_of(CARD, kind) for kind in LINKED if kind not in LINKS},
-}
-
-
-@long_table("kind", IN_CARD, parts=3)
-def test_the_card_is_never_parsed(saved, model, canary, kind) -> None:
-    IN_CARD[kind](saved)
-    with limited():
-        assert ah.load(model, saved).active
 
 
 @pytest.mark.parametrize("attack", HARMLESS)

@@ -101,7 +101,7 @@ FOREIGN: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("attack", FOREIGN)
+@long_table("attack", FOREIGN, parts=3)
 def test_a_hostile_recipe_next_to_an_adapter_is_refused(copy, attack, monkeypatch) -> None:
     monkeypatch.chdir(copy)
     (copy / "recipe.yaml").write_text(FOREIGN[attack], encoding="utf-8")
@@ -201,8 +201,7 @@ def stdin(monkeypatch, data: bytes, encoding: str = "utf-8") -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
 
 
-@pytest.mark.parametrize("kind", BYTES)
-@pytest.mark.parametrize("words", [(), ("--data", "-")], ids=["no data", "dash"])
+@long_table(("kind", "words"), itertools.product(BYTES, [(), ("--data", "-")]), parts=4)
 def test_standard_input_that_is_not_utf8(run, adapterhub, monkeypatch, kind, words) -> None:
     stdin(monkeypatch, BYTES[kind])
     refused(adapterhub("predict", run, *words), "standard input", "UTF-8", "iconv -f")
@@ -237,13 +236,14 @@ def test_a_file_that_is_not_utf8_is_refused_or_how_it_is_read_is_said(
         assert "error: " in err
 
 
-@pytest.mark.parametrize(
+@long_table(
     "words",
     [
         ("predict", "run", "a \udcff movie"), ("list", "\udcff"), ("show", "\udcff"),
         ("yank", "a@v1", "--reason", "\udcff"), ("publish", "run", "--description", "\udcff"),
         ("train", "backbone=\udcff"), ("\udcff",),
     ],
+    parts=3,
     ids=ascii,
 )  # fmt: skip
 def test_an_argument_that_is_not_utf8(adapterhub, words) -> None:

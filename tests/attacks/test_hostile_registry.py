@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
-import re
 import shutil
 import stat as stat_module
 import sys
@@ -22,7 +20,7 @@ from forge import limited
 
 import adapterhub as ah
 from adapterhub.cli import group
-from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError, RegistryError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry import local, lockfile
 from adapterhub.registry.local import LocalRegistry
@@ -336,33 +334,6 @@ def test_hostile_folder_names_in_a_root_that_is_a_link(registry, tmp_path):
     assert linked.put(made, Publication("polite")).version == "v3"
 
 
-def test_a_version_that_changed_since_the_last_search_is_reported(registry):
-    assert listed(registry)
-    version = registry.root / BACKBONE / "polite" / "v1"
-    shutil.rmtree(version)
-    registries.write_sample(version, 9)
-    index, version = sorted(registry.verify())
-    assert index.startswith(f"{BACKBONE}/index.json: polite has changed since")
-    assert version.startswith(f"{BACKBONE}/polite/v1: changed after it was published")
-
-
-RAW = re.compile(r"\.read_bytes\(|\.read_text\(|(?<![\w.])open\(|copyfile|copytree|shutil\.copy")
-
-
-def test_the_registry_reads_files_through_one_reader():
-    """`read_file` of files/atomic.py limits sizes, follows no link and waits for no pipe."""
-    rooms = Path(local.__file__).parent
-    modules = [p for p in sorted(rooms.glob("*.py")) if not p.name.startswith("hub")]
-    raw = [
-        f"{path.name}: {line.strip()}"
-        for path in modules
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if RAW.search(line)
-    ]
-    assert raw == ["publish.py: shutil.copyfile(source, target)"]  # of the user's own folder
-    assert len(modules) >= 15
-
-
 @contextlib.contextmanager
 def coarse_clock(monkeypatch):
     """Make file times as coarse as those of FAT, and all inodes and sizes of folders equal."""
@@ -436,20 +407,6 @@ def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock
     assert after == registry.search(Query(all_versions=True)) != before
 
 
-def test_folders_that_did_not_change_are_not_read_again_unless_there_is_no_cache(
-    registry, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(local, "_TICK", 0)
-    expected = listed(registry)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalRegistry, "contents", lambda self, path: pytest.fail("read a folder"))
-        assert listed(registry) == expected
-    shutil.rmtree(tmp_path / "cache")
-    registry._cache_path().mkdir(parents=True)  # no file can be written there
-    assert listed(registry) == expected
-    assert (registry.index(), registry.verify()) == (2, [])
-
-
 def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
     (tmp_path / "file").write_text(SECRET)
     lock = registry.root / BACKBONE / "polite" / ".lock"
@@ -489,24 +446,6 @@ def test_names_in_a_lock_file_differ_in_more_than_case(registry, tmp_path):
         read_lock(tmp_path / "adapterhub.lock")
     with pytest.raises(ConfigError, match="same name"):
         with_pins({"polite": pins["polite"]}, [("Polite", pins["Polite"])])
-
-
-# tests/registry/test_reference.py has which ids share a folder, and which names no system has.
-SHARED = [("a/b", "a--b"), ("a--b/c", "a/b--c"), ("Acme/bert", "acme/bert")]
-
-
-@pytest.mark.parametrize(("first", "second"), SHARED)
-def test_two_backbones_never_share_a_folder(tmp_path, first, second):
-    for way, order in enumerate([(first, second), (second, first)]):
-        store = LocalRegistry(tmp_path / f"registry-{way}")
-        for seed, backbone in enumerate((*order, "con"), 3):
-            made = registries.write_sample(tmp_path / f"{seed}-{way}", seed, backbone=backbone)
-            with contextlib.suppress(RegistryError):
-                store.put(made, Publication("polite"))
-        folders = [path.relative_to(store.root) for path in store.root.glob("*/polite")]
-        ids = [{e.backbone for e in store.contents(path.as_posix()).entries} for path in folders]
-        assert all(len(each) == 1 and each != {"con"} for each in ids), ids
-        assert len({path.parent.name.casefold() for path in folders}) == len(folders)
 
 
 def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
@@ -553,7 +492,7 @@ class Killed(BaseException):
     """Stands for a SIGKILL: nothing of ours catches it."""
 
 
-@pytest.mark.parametrize("action", ["delete", "delete the last", "tag", "move", "untag"])
+@long_table("action", ["delete", "delete the last", "tag", "move", "untag"], parts=2)
 def test_a_kill_between_two_steps_leaves_the_state_before_or_after(
     registry, tmp_path, action, monkeypatch
 ):
@@ -611,9 +550,9 @@ def killed_after(real, left):
 
 
 def delete_all(root):
-    """Delete the versions 1 to 20, and return those that this process deleted."""
+    """Delete the versions 1 to 6, and return those that this process deleted."""
     deleted = []
-    for number in range(1, 21):
+    for number in range(1, 7):
         with contextlib.suppress(RegistryError):
             LocalRegistry(root).delete("polite", f"v{number}")
             deleted.append(number)
@@ -622,33 +561,13 @@ def delete_all(root):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_two_processes_delete_each_version_once(registry, tmp_path):
-    for number in range(3, 22):
+    for number in range(3, 8):
         made = registries.write_sample(tmp_path / f"more-{number}", number)
         registry.put(made, Publication("polite"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads at a fork
         pool = get_context("fork").Pool(2)
-    with pool, warnings.catch_warnings():
-        warnings.simplefilter("error")  # a version that disappears is no broken one
-        results = pool.map_async(delete_all, [registry.root] * 2, chunksize=1)
-        while not results.ready():
-            listed_now = registry.search(Query("polite", all_versions=True))
-            assert "v21" in {entry.version for entry in listed_now}
-        deleted = [number for numbers in results.get() for number in numbers]
-    assert sorted(deleted) == list(range(1, 21))
-    assert [entry.version for entry in registry.versions("polite")] == ["v21"]
-
-
-@pytest.mark.parametrize("step", ["rename", "replace"])
-def test_a_disk_that_refuses_a_change_is_one_error(registry, monkeypatch, step):
-    def refuse(*arguments, **options):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    before = state(registry)
-    monkeypatch.setattr(os, "replace" if step == "replace" else "rename", refuse)
-    for act in (lambda: registry.delete("polite", "v2"),
-                lambda: registry.tag(registry.resolve("polite", "v1"), "good")):  # fmt: skip
-        with contextlib.suppress(OutputError, UserWarning):  # or only the index is not written
-            act()
-    monkeypatch.undo()
-    assert state(registry)[0] in (before[0], ["v1"])
+    with pool:
+        deleted = pool.map(delete_all, [registry.root] * 2, chunksize=1)
+    assert sorted(number for numbers in deleted for number in numbers) == [*range(1, 7)]
+    assert [entry.version for entry in registry.versions("polite")] == ["v7"]

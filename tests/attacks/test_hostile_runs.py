@@ -11,14 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
 from adapterhub.loop import checkpoint
 from adapterhub.loop.report import JsonLines, PlainLines, Reporter, Several, reporter_for
-from adapterhub.recipe.output_folder import LOCK, check_output, hold_output
+from adapterhub.recipe.output_folder import LOCK, hold_output
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
 from tests.kit import tiny_models
@@ -276,28 +275,6 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
         child.wait()
         child.stdout.close()
     run(copied, Reporter(), resume=True)
-
-
-def test_two_fresh_runs_of_one_folder_train_once(recipe, tmp_path, monkeypatch):
-    """The second one passes the first check before the first has created the folder."""
-    from adapterhub.training import run as running
-
-    output = tmp_path / "run"
-    fresh = dataclasses.replace(recipe, output=str(output))
-    prepare = running.prepare
-
-    def prepare_while_another_begins(given: Recipe, *others: Any, **options: Any) -> object:
-        monkeypatch.setattr(running, "prepare", prepare)
-        run(fresh, Reporter())
-        return prepare(given, *others, **options)
-
-    monkeypatch.setattr(running, "prepare", prepare_while_another_begins)
-    with pytest.raises(OutputError, match="exists"):
-        run(fresh, Reporter())
-    with hold_output(output, resume=True):
-        for hold in (check_output, lambda *words: hold_output(*words).__enter__()):
-            with pytest.raises(OutputError, match="another process"):
-                hold(output, True)
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):

@@ -270,11 +270,11 @@ def trials(folders) -> Callable[[str], Trial]:
     return functools.cache(lambda name: Trial(CASES[name], folders))
 
 
-@long_table("name", CASES)
+@long_table("name", CASES, parts=16, nightly=2)
 def test_an_interrupt_before_any_line_leaves_no_half_state(name, trials):
     trials(name).run(interrupt, INTERRUPTS)
 
 
-@long_table("name", CASES)
+@long_table("name", CASES, parts=16, nightly=2)
 def test_an_error_before_any_line_leaves_no_half_state(name, trials):
     trials(name).run(out_of_memory, ERRORS)

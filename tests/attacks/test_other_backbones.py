@@ -67,7 +67,7 @@ def backbone_tensors(model):
             yield name, tensor
 
 
-@long_table("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, nightly=2)
 def test_other_values_or_exchanged_tensors_are_another_backbone(architecture):
     """In any tensor: experts, positions, poolers, norms, queries for keys, the row of a token."""
     model = tiny_models.model(architecture, "features")
@@ -127,7 +127,7 @@ def test_another_configuration_is_another_backbone(architecture):
             assert problems[0].startswith(name)
 
 
-@long_table("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, nightly=2)
 def test_files_with_another_value_are_another_backbone(architecture, tmp_path, large):
     """Of a large backbone: only samples of the loaded values are compared with the files."""
     original = saved(tiny_models.model(architecture, "features"), tmp_path / "a")
@@ -160,7 +160,7 @@ def padded(model, rows=tiny_models.VOCAB + 8):
     return model
 
 
-@long_table(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES))
+@long_table(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES), 16, 2)
 def test_a_copy_is_the_same_backbone(architecture, copy, tmp_path):
     """In memory and in files, whose originals are not on this machine; and the other way round."""
     model = tiny_models.model(architecture, "features")

@@ -27,7 +27,7 @@ from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
 from tests.kit.compare import differences, observed, observed_tokenizer
 from tests.kit.data import CHAT_TEMPLATE, word_tokenizer
-from tests.kit.selection import cases_of
+from tests.kit.selection import cases_of, long_table
 
 A, B, AB = ("<a>",), ("<b>",), ("<a>", "<b>")
 
@@ -153,15 +153,6 @@ def test_tokens_that_the_user_added_stay(place):
         place.save("b", B) and place.load("b")
 
 
-def test_tokens_that_were_there_are_the_users(words):
-    words.save("a", A)
-    words.tokenizer.add_tokens([AddedToken("<a>", normalized=False)])
-    before = words.seen()
-    words.load("a")
-    ah.detach(words.model)
-    assert not differences(before, words.seen())
-
-
 def other_model(words):
     other = tiny_models.model("llama", "causal-lm", vocab_size=38, num_hidden_layers=1)
     ah.load(other, words.folder / "a", tokenizer=words.tokenizer)
@@ -248,7 +239,7 @@ def test_the_chat_template_is_that_of_what_applies(words, outside):
     assert not differences(before, words.seen())
 
 
-@pytest.mark.parametrize("names", [("a",), ("a", "plain"), ("a", "b"), ("plain",)])
+@long_table("names", [("a",), ("a", "plain"), ("a", "b"), ("plain",)], parts=2)
 def test_a_merged_model_shows_the_template_of_its_adapters(words, names):
     for name, template in (("a", "A"), ("b", "B"), ("plain", None)):
         words.save(name, (), template) if template else words.save(name, ())
@@ -313,7 +304,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
+@long_table("reason", REFUSED, parts=3)
 def test_a_refused_adapter_leaves_nothing(words, reason):
     """No ids stay bound, and a sound adapter loads afterwards."""
     words.save("a", AB, "A")
@@ -329,19 +320,6 @@ def test_a_refused_adapter_leaves_nothing(words, reason):
     words.load("sound")
     ah.detach(words.model)
     assert not differences(pristine, words.seen())
-
-
-def test_low_ids_of_an_attached_adapter_deny_no_sound_one(words):
-    """An adapter that names a word as its token is one of another tokenizer, for itself only."""
-    words.save("a", A)
-    words.save("sound", B)
-    manifest, tensors = Saved.at(words.folder / "a").read()
-    own = tuple(NewToken(word, i) for i, word in enumerate(("<unk>",)))
-    write_adapter(words.folder / "low", replace(manifest, tokens=own), tensors)
-    with pytest.raises(MismatchError, match="different tokenizer"):
-        words.load("low")
-    words.load("low", any_tokenizer=True)
-    words.load("sound")
 
 
 def test_a_tokenizer_that_cannot_be_restored_gets_no_tokens(words):
