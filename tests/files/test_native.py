@@ -251,17 +251,6 @@ def test_a_full_or_read_only_disk(saved, monkeypatch, code, remedy, call):
     assert digests(saved) == before
 
 
-def test_a_truncated_write_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files = folder_module.write_files
-
-    def lose_the_end(staged: Path, payload: dict[str, bytes]) -> None:
-        write_files(staged, payload)
-        os.truncate(staged / "adapter.safetensors", 40)
-
-    monkeypatch.setattr("adapterhub.files.native.write_files", lose_the_end)
-    assert "differ from the adapter in memory" in writing(tmp_path / "a")
-
-
 def test_wrong_values_on_the_disk_are_detected(tmp_path, monkeypatch):
     save = safetensors.torch.save
 

@@ -7,7 +7,6 @@ import os
 import stat
 import sys
 from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -19,7 +18,6 @@ from adapterhub.files.signature import (
     MAX_SIGNATURES,
     PublicKey,
     Statement,
-    base64_bytes,
     base64_text,
     parse_public_key,
     parse_signatures,
@@ -106,23 +104,6 @@ def test_another_file_is_refused(signature, change):
         data = BENT[change](data)
     with pytest.raises(FileError, match="signature"):
         parse_signatures(data)
-
-
-def test_mutated_files_are_read_or_refused(signature):
-    """Whatever bytes a hub sends, the reader raises nothing but a FileError."""
-    data, random = signatures_to_json([signature]), Random(0)
-    refused = 0
-    for _ in range(2_000):
-        mutated = bytearray(data)
-        for _ in range(random.randint(1, 4)):
-            start = random.randrange(len(mutated))
-            end = start + random.choice((0, 1, 8))
-            mutated[start:end] = random.choice((b"", b'"', b"{", b"\xff", b"9" * 400, b"null"))
-        try:
-            assert all(s.is_valid in (True, False) for s in parse_signatures(bytes(mutated)))
-        except FileError as error:
-            refused += len(str(error)) < 5_000
-    assert refused > 1_900
 
 
 def test_saving_over_a_signed_adapter_removes_the_signature(tmp_path, signature):
@@ -278,9 +259,3 @@ def test_without_cryptography_the_error_says_what_to_install(tmp_path, monkeypat
         with pytest.raises(ConfigError, match=r'pip install "adapterhub\[signatures\]"'):
             act()
     assert not (tmp_path / "b.key").exists()
-
-
-def test_no_key_looks_like_a_path():
-    """Published files are searched for paths of this machine."""
-    assert base64_text(b"\xff" * 64) == "_" * 85 + "w"
-    assert base64_bytes("_" * 85 + "w") == b"\xff" * 64

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from adapterhub.errors import RegistryError
 from adapterhub.files.manifest import (
     BackboneRef,
     FoundationRef,
@@ -170,7 +169,6 @@ class MemoryStorage(Storage):
         self.location = "memory"
         self.root = root
         self.stored: dict[str, bytes] = {}
-        self.read_only = False
         self.lock = threading.RLock()  # of names and indexes
 
     def exists(self) -> bool:
@@ -191,14 +189,12 @@ class MemoryStorage(Storage):
         return self.read(path, most)
 
     def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
-        self._refuse_writers()
         with TemporaryDirectory() as folder:
             copy = copy_adapter(source, Path(folder) / "copy", digest, beside=True)
             files = {f"{path}/{file.name}": file.read_bytes() for file in copy.iterdir()}
         self.stored |= files | {f"{path}/{DATE_FILE}": date}
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
-        self._refuse_writers()
         if self.read(path, 0) != old:
             raise ConflictError(path)
         self.stored[path] = data
@@ -229,10 +225,6 @@ class MemoryStorage(Storage):
     def _write(self, path: str, folder: Path) -> None:
         for file in self.files(f"{path}/"):
             (folder / file.rpartition("/")[2]).write_bytes(self.stored[file])
-
-    def _refuse_writers(self) -> None:
-        if self.read_only:
-            raise RegistryError("this storage is read-only")
 
 
 # A registry with everything that its pages may meet, and with hostile texts.

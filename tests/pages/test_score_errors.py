@@ -181,7 +181,7 @@ def entities(random, rows, rate, share):
     return found
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("kind", "names", "draw", "options", "sizes", "least"),
     [
         ("numbers", ["pearson"], numbers, (0.0,), (10, 30, 100), 0.88),
@@ -196,6 +196,7 @@ def entities(random, rows, rate, share):
         ("spans", ["f1", "precision", "recall"], entities, (0.3, 0.95), (30,), 0.9),
         ("spans", ["f1", "precision", "recall"], entities, (1, 0.9), (10,), 0.9),
     ],
+    parts=3,
 )
 def test_an_interval_of_other_scores_covers_nine_of_ten(kind, names, draw, options, sizes, least):
     """The truth is the score of 20,000 rows."""
@@ -213,8 +214,7 @@ def test_an_interval_of_other_scores_covers_nine_of_ten(kind, names, draw, optio
             assert right >= least * len(found), (name, rows, right / len(found))
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.6, 0.9])
-@pytest.mark.parametrize("rows", [8, 30, 100])
+@long_table(("rows", "correlation"), itertools.product([8, 30, 100], [0.0, 0.6, 0.9]), parts=4)
 def test_a_correlation_of_ranks_has_an_interval_that_covers_nine_of_ten(rows, correlation):
     from scipy.stats import spearmanr
 

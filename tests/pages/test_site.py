@@ -202,7 +202,7 @@ def test_a_folder_with_other_files_is_not_replaced_and_an_empty_registry_has_a_p
 
 
 def test_many_adapters_are_written_in_time_and_in_small_pages(tmp_path):
-    count = 1000 if ALL else 120
+    count = 1000 if ALL else 60
     registry = registry_at(write_adapters(tmp_path / "registry", count, backbones=1))
     registry.everything()
     start = time.process_time()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import replace
 
 import pytest
 
-from adapterhub.files.manifest import from_json
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
-from adapterhub.pages.versions import ListedVersion, MainScore, file_part, rows_script
+from adapterhub.pages.versions import file_part
 from adapterhub.registry.local import registry_at
-from adapterhub.registry.version_files import entry_of
 from tests.kit import web_servers
-from tests.kit.registries import TEAM_BACKBONE, write_adapters, write_team
+from tests.kit.registries import TEAM_BACKBONE, write_team
 from tests.kit.web_servers import MISSING, press, shown_as, tab_to
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
@@ -137,33 +133,6 @@ def test_a_filter_shows_the_version_that_matches(site, driver):
     shown = driver.execute_script("return document.querySelector('#found tbody').textContent")
     assert "several" in shown
     assert "adapter-1" not in shown
-
-
-def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp_path):
-    write_adapters(tmp_path / "r", 20, backbones=20)
-    files = sorted((tmp_path / "r").rglob("adapter.json"))
-    entries = [
-        entry_of(
-            file.read_bytes(), reference="x", name=file.parts[-3], version="v1",
-            published="2026-01-01T00:00:00Z",
-        )
-        for file in files
-    ]  # fmt: skip
-    assert from_json(files[0].read_bytes()).tags
-    rows = [
-        ListedVersion(
-            replace(entries[i % 20], name=f"adapter-{i}"), MainScore("accuracy", i / 1e4), (), True
-        )
-        for i in range(10_000)
-    ]
-    shutil.copy(site / "index.html", tmp_path / "index.html")
-    (tmp_path / "rows.js").write_text(rows_script(rows))
-    loaded(driver, (tmp_path / "index.html").as_uri())
-    first, _ = filtered(driver, "q", "number7 lora")
-    times = [filtered(driver, "q", text)[0] for text in ("adapter", "number1", "classif", "")]
-    times += [filtered(driver, "sort", order)[0] for order in ("score", "size", "name")]
-    assert max(times) < 0.2, (first, times)
-    assert first < 0.5, first  # it also collects the words of each row
 
 
 @pytest.mark.skipif(not web_servers.AXE.is_file(), reason="axe-core is not installed")

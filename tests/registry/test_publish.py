@@ -93,22 +93,6 @@ def test_files_of_peft_in_the_folder_are_published_with_it(tmp_path, way, publis
 # Searches, and why they find nothing.
 
 
-def test_the_fields_of_a_query_are_keywords(tmp_path):
-    registry = tmp_path / "registry"
-    for name, accuracy in (("a", 0.5), ("b", 0.75)):
-        folder = registries.write_sample(tmp_path / name, accuracy=accuracy)
-        ah.publish(folder, name, registry=registry)
-    best = ah.search("bert", registry=registry, sort="accuracy", method="lora", limit=1)
-    assert [entry.name for entry in best] == ["b"]
-    assert ah.search(registry=registry, task="tagging") == []
-    with pytest.raises(RegistryError, match="no registry"):
-        ah.search(registry=tmp_path / "missing")
-    with pytest.raises(TypeError, match="colour"):
-        ah.search(registry=registry, colour="red")
-    with pytest.raises(ConfigError, match="https"):
-        ah.search(hub="ftp://h.org")
-
-
 def test_an_empty_result_is_explained(tmp_path):
     registry = tmp_path / "registry"
     registry.mkdir()

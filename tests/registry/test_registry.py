@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import ConflictError, Publication, Query, is_bucket
 from adapterhub.registry.version_files import Names
 from tests.kit import registries
+from tests.kit.selection import long_table
 
 pytest.importorskip("obstore")
 PATH = f"{registries.SAMPLE_BACKBONE.replace('/', '--')}/polite"
@@ -226,8 +228,7 @@ WRITES: dict[str, Callable[[Registry, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("server", CARELESS)
+@long_table(("server", "write"), itertools.product(CARELESS, WRITES), parts=4)
 def test_a_bucket_that_ignores_conditions_is_refused_before_the_first_write(
     server, write, tmp_path
 ):

@@ -237,19 +237,6 @@ def test_a_version_on_a_hub_is_signed_in_its_commit_or_later(hub, folder, key, t
     assert ah.verify(reference).signatures == ()
 
 
-def test_a_published_version_is_signed_without_changing(folder, key, registry):
-    entry = ah.publish(folder, registry=registry)
-    assert ah.sign("polite", key, registry=registry).statement == Statement(
-        entry.digest, "polite", "v1"
-    )
-    assert ah.publish(folder, registry=registry) == entry
-    assert ah.verify("polite", registry=registry).signatures[0].is_valid
-    with pytest.raises(ConfigError):
-        ah.sign("polite", key, name="x", registry=registry)
-    with pytest.raises(RegistryError):
-        ah.sign("rude", key, registry=registry)
-
-
 @pytest.mark.parametrize("deleted", [("v2",), ("v1", "v2")])
 def test_publication_states_name_and_version_also_after_a_deletion(
     key, registry, tmp_path, deleted

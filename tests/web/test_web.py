@@ -61,22 +61,6 @@ def test_an_error_has_a_status_and_headers(error, code, headers):
     assert "secret" not in problem.message
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "word"),
-    [
-        (errors.MissingEntryError("no file"), 404, "EntryNotFound"),
-        (errors.LargeBodyError(1 << 20), 413, None),
-        (FIELD, 400, None),
-        (RuntimeError("/home/ada/secret"), 500, None),
-    ],
-)
-def test_a_hub_answers_in_the_words_of_the_hubs_clients(error, code, word):
-    body, status, headers = errors.hub_body(errors.refusal_of(error))
-    assert (status, headers.get("x-error-code")) == (code, word)
-    assert headers["x-error-message"] == body["error"]
-    assert "secret" not in body["error"]
-
-
 # The file of tokens: digests only, changed under a lock, read again when it has changed.
 
 
