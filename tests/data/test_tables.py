@@ -309,15 +309,6 @@ def test_an_unknown_column_is_listed_also_in_a_template(name):
     assert "data.header=false" in error.value.hint
 
 
-def test_cells_from_all_over_the_table_are_looked_at():
-    rows = list(range(10_000))
-    big = Table("x", "row", ("n",), rows, lambda name: rows)
-    spread = big.spread("n", 100)
-    assert (len(spread), spread[0], spread[-1]) == (100, 0, 9900)
-    lazy = Table("x", "row", ("n",), rows, lambda name: iter(rows))
-    assert lazy.spread("n", 3) == [0, 1, 2]
-
-
 # Templates substitute the names of columns and do nothing else.
 
 

@@ -188,7 +188,7 @@ def close(found: Any, expected: Any, far: float = 1e-5) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@pytest.mark.parametrize("name", CASES)
+@long_table("name", CASES, 2)
 def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
@@ -298,9 +298,11 @@ def test_what_computes_something_else_is_refused_by_its_name(name, backbone, tmp
         with pytest.raises(BackboneError) as error:
             read(model, tokenizer, TEXTS)
         assert named in str(error.value)
-    alone = ah.embed(model, tokenizer, TEXTS, modules="none", pooling="mean")
     task = parse_task("embedding(modules=none, pooling=mean)")
     assert task.for_model(model).modules == "none"
+    if name != "another module":
+        return
+    alone = ah.embed(model, tokenizer, TEXTS, modules="none", pooling="mean")
     plain, tokenizer = ah.load_backbone(str(backbone), task="embedding")
     wanted = ah.embed(plain, tokenizer, TEXTS, normalize=False)
     close(alone / np.linalg.norm(alone, axis=1, keepdims=True),

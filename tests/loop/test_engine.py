@@ -174,13 +174,6 @@ def test_a_precision_that_the_device_lacks_is_refused(tmp_path, monkeypatch):
         fit(tmp_path, TrainOptions(mixed_precision="fp16"))
 
 
-def test_sounds_have_no_tokens():
-    mask = torch.ones(2, 8)
-    assert engine.token_count({"input_ids": mask, "attention_mask": mask}) == 16
-    assert engine.token_count({"input_values": mask, "attention_mask": mask}) == 0
-    assert engine.token_count({"input_values": mask}) == 0
-
-
 lengths = st.lists(st.integers(1, 512), max_size=300)
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)

@@ -21,7 +21,6 @@ from adapterhub.loop import report
 from adapterhub.loop.report import Bar, Reporter, Several, Timing, TrainingLine, start_trackers
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import Recipe, RunOptions, read
-from adapterhub.status import counting, showing
 from adapterhub.training.run_data import check_trackers
 from tests.kit.runs import Data, Notes, fit, lines
 
@@ -114,19 +113,6 @@ def test_the_time_left_is_that_of_what_repeats(device, evaluation, compiles, tmp
     for step, (rest, left) in enumerate(known, start=21 - len(known)):
         to_come = 3 - (step - 1) // 8 if step > 8 else 0  # the first one tells how long they take
         assert abs(left - rest - evaluation * to_come) <= 0.2 * rest + 1e-6, (step, left, rest)
-
-
-def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work():
-    stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=120))
-    bar.start(400, 0)
-    with showing(bar.display()), counting(4, "recording") as done:
-        bar.left(3723.0)
-        bar.advance(1)
-        done(1)
-    bar.close()
-    assert "1/400" in stream.getvalue()
-    assert "1:02:03" in stream.getvalue()
 
 
 TIMING = Timing(1.0, 20.0, 3)

@@ -249,14 +249,6 @@ def test_staged_takes_any_groups_in_any_order():
     assert error.value.offenders == ("'nroms'; did you mean 'norms'?", "'decoder.*'")
 
 
-def test_a_run_too_short_for_all_stages_gets_a_warning():
-    adapter = attached("unfreeze(every=2), lora")
-    assert list(trainee.unreached(adapter, epochs=7)) == []
-    (warning,) = trainee.unreached(adapter, epochs=6)
-    assert warning.startswith("unfreeze has 4 stages, and the last begins after epoch 6 of 6")
-    assert list(trainee.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []
-
-
 def test_what_is_frozen_now_is_in_evaluation_mode():
     adapter = attached()
     trainee = AdapterTrainee(adapter)

@@ -158,11 +158,6 @@ def test_options_without_values_and_repetitions_are_refused():
     assert error.value.offenders == ("method is given twice", "seed has the value 0 twice")
 
 
-def test_names_that_differ_only_in_odd_characters_are_numbered():
-    names = [run.name for run in parse_sweep(["method=lora(rank=4),LORA[rank=4],lora/rank=4"])]
-    assert names == ["lora-rank=4", "LORA-rank=4-2", "lora-rank=4-3"]
-
-
 values = st.text(st.characters(exclude_characters="()[]{}'\",=", min_codepoint=33), min_size=1)
 
 

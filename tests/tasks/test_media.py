@@ -26,7 +26,7 @@ from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.speech_recognition import letter_ids
 from tests.kit import media, stand_ins
 from tests.kit.data import json_lines, write_tsv
-from tests.kit.selection import long_table
+from tests.kit.selection import ALL, long_table
 from tests.kit.session import refused, succeeded
 
 PICTURES, SOUNDS = parse_task("image-classification"), parse_task("audio-classification")
@@ -207,7 +207,7 @@ def test_only_the_beginning_of_long_sounds_is_heard(folders, backbones, tmp_path
         predictor.evaluate(task.read(str(folders[SOUNDS]), DataOptions(), "train"))
 
 
-@pytest.mark.parametrize("kind", HEARING[::2])
+@long_table("kind", HEARING[::2], 2)
 def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, train, backbones, folders, tmp_path):
     run, tones = tmp_path / "run", folders[SOUNDS]
     words = ("--task", SOUNDS.name, "--method", "lora", "dtype=bf16", "train.max_steps=1")
@@ -395,15 +395,15 @@ def test_the_language_is_named_and_there_is_a_tokenizer(loaded):
 
 @long_table("name", ["speech-whisper", "speech-moonshine"], 2)
 def test_a_decoder_learns_to_write(name, adapterhub, train, backbones, speech, tmp_path):
-    """A run on four phrases ends without an error in any word; `predict` writes them."""
+    """A run on four phrases ends without an error in any word, if it is long enough."""
     run = tmp_path / "run"
     task = "speech-recognition(language=en)" if "whisper" in name else "asr"
-    words = ("--task", task, "--method", "full", "train.max_steps=160", "train.eval_every=80")
+    words = ("--task", task, "--method", "full", f"train.max_steps={160 if ALL else 2}")
     succeeded(train(*words, "train.learning_rate=3e-3", folder=backbones(name), file=speech))
     manifest = json.loads((run / "adapter/adapter.json").read_text())
-    assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0}
+    assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0} or not ALL
     out = succeeded(adapterhub("predict", run, speech / "1.wav", speech / "2.wav"))
-    assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"]
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"] or not ALL
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -18,6 +18,7 @@ from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.common.tag_schemes import scheme_of, spans, written
 from adapterhub.tasks.tagging import Sentence, Tags, entities
 from tests.kit.data import words_of, write_json_lines
+from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
@@ -211,12 +212,13 @@ def test_plain_tags_are_scored_by_accuracy_and_macro_f1():
     assert cut["accuracy"] == 0.8
 
 
-@pytest.mark.parametrize(
+@long_table(
     ("tags", "scheme", "said", "expected"),
     [
         ("O S-film O B-mood E-mood", "bioes", "BIOES", "film: movie; mood: very good"),
         ("D N V A J", "plain", "of words", "D: the; N: movie; V: was; A: very; J: good"),
     ],
+    2,
 )
 def test_a_run_says_the_scheme_once_and_records_it(
     tags, scheme, said, expected, train, adapterhub, tmp_path

@@ -25,6 +25,7 @@ from adapterhub.tasks.text_to_image import TextToImage
 from tests.kit import pipelines
 from tests.kit.data import write_json_lines
 from tests.kit.runs import adapter_bytes, lines
+from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
 
 MAKES = [kind for kind in pipelines.KINDS if kind != "DiTPipeline"]
@@ -370,7 +371,7 @@ def test_what_is_over_the_limit_is_encoded_each_time(monkeypatch):
     assert all(torch.equal(each.losses, found[0].losses) for each in found)
 
 
-@pytest.mark.parametrize("method", [UNET, BOTH])
+@long_table("method", [UNET, BOTH], 2)
 def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
     calls = counted_calls(monkeypatch, type(made()), "encode_prompt")
     task = "text-to-image(samples=0)"
