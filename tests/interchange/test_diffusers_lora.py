@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import parts_of
 from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
-from adapterhub.interchange.diffusers_lora import STYLES
+from adapterhub.interchange.diffusers_lora import STYLES, _as_kohya
+from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.pipeline_files import FILE, is_diffusers
 from tests.kit import tiny_models
 from tests.kit.compare import difference
@@ -109,6 +111,28 @@ def test_files_give_equal_pictures_in_diffusers_and_here(kind, spec, style, tmp_
     if style == "kohya" and kind == FLUX:
         low = names["lora_unet_double_blocks_1_img_attn_qkv.lora_down.weight"]
         assert len(low) == 3 * 2  # of all three, in blocks
+
+
+def test_single_blocks_of_a_flux_have_the_sizes_of_the_published_one():
+    """Diffusers' conversion has them in its code; the tensors come back, no model is needed."""
+    with torch.device("meta"):
+        transformer = diffusers.FluxTransformer2DModel(num_layers=0, num_single_layers=1)
+    pipe = pipeline(kind="FluxPipeline")
+    pipe.transformer = transformer
+    block = "transformer.single_transformer_blocks.0"
+    tensors = {}
+    for name in ("attn.to_q", "attn.to_v", "proj_mlp"):
+        module = pipe.transformer.get_submodule(f"single_transformer_blocks.0.{name}")
+        tensors[f"{block}.{name}.lora_A.weight"] = torch.randn(2, module.in_features)
+        tensors[f"{block}.{name}.lora_B.weight"] = torch.randn(module.out_features, 2)
+    config = {"r": 2, "lora_alpha": 2, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}
+    written, _ = _as_kohya(PeftFiles("LORA", config, tensors), parts_of(pipe))
+    assert sorted({name.partition(".")[0] for name in written}) == [
+        "lora_unet_single_blocks_0_linear1"
+    ]
+    back = diffusers.FluxPipeline.lora_state_dict(dict(written))
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+    assert not back[f"{block}.attn.to_k.lora_B.weight"].any()
 
 
 UNREAD = [
