@@ -252,6 +252,15 @@ def test_recorded_methods_are_compared_with_the_others_and_never_recommended(mad
     assert others[1:] == list(alone.advice.reasons[1:])
 
 
+def test_recorded_trials_alone_are_no_result_unless_all_of_them_failed(made_study):
+    """Another program may have run part of the tasks; ours would say `not run` of its own."""
+    bench = replace(made_study.bench, recorded=("begun", "lost"))
+    records = made_records(made_study, {"head": 0.6, "lora": 0.9, "begun": 0.9, "lost": math.nan})
+    records = [r for r in records if r.cell.method != "begun" or r.cell.stage == "search"]
+    (task,) = study_results(replace(made_study, bench=bench), records, {})
+    assert [found.method for found in task.methods] == ["head", "lora", "lost"]
+
+
 def test_rows_without_their_texts_are_scored_by_what_is_kept(made_study):
     """Labels of choices and texts are the user's, so records do not have them."""
     for kind, columns, name in (
@@ -285,6 +294,14 @@ def test_the_majority_class_is_right_as_often_as_it_occurs():
     assert accuracy(found, "matthews") == 0.0
     assert calibration(found.outcomes())[1] == 0.0  # its probability is the training share
     assert constant_of("classes", train[1::-1]).value == "a", "of equally frequent ones the first"
+
+
+def test_the_mean_of_numbers_has_no_correlation_and_the_variance_as_its_error():
+    constant = constant_of("numbers", [Example("x", None, n) for n in (1.0, 2.0, 6.0)])
+    assert (constant.name, constant.value) == ("mean", 3.0)
+    found = constant.predict(PredictedRows("numbers", {"label": [2.0, 4.0], "prediction": [0, 0]}))
+    assert accuracy(found) == 0.0
+    assert accuracy(found, "mse") == 1.0
 
 
 def rows_of(kind: str, test: list[Example]) -> PredictedRows:

@@ -133,6 +133,25 @@ def test_the_command_trains_the_winner(adapterhub, study, tmp_path):
     assert "rank: 2" in recipe or "rank=2" in recipe
 
 
+@pytest.mark.parametrize(("rows", "usual"), [(1000, 375), (100, 156)])
+def test_after_short_runs_of_a_budget_nothing_is_recommended(study, tmp_path, rows, usual):
+    """The runs have 80 steps; a command of a study with a budget takes as many as `train`."""
+    study = replace(study, bench=replace(study.bench, budget="8m", steps=80, rates=3))
+    results = study_results(study, made_records(study, ACCURACY, rows=rows), {})
+    advice = results[0].advice
+    (line,) = train_commands(study, results, tmp_path).values()
+    assert f"--method '{BEST}'" in line
+    assert "--steps" not in line
+    if usual <= 2 * 80:
+        assert advice.method == BEST
+        assert "--lr 0.001" in line
+        return
+    assert (advice.method, advice.candidate, advice.best) == (None, BEST, BEST)
+    assert f"80 steps, where adapterhub train takes {usual}" in " ".join(advice.reasons)
+    assert "budget of about 38 min" in " ".join(advice.reasons)  # 4.7 times as many steps
+    assert "--lr" not in line
+
+
 def test_which_winners_have_a_command(study, tmp_path):
     """One for the most rows of each task, in a folder of its own, if it is trained at all."""
 

@@ -211,26 +211,6 @@ def test_damaged_versions_are_noted_once(typed, tmp_path, line):
 # `adapterhub show`
 
 
-def test_the_card_is_one_screen(typed, trained, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    manifest = json.loads((trained / "adapter" / "adapter.json").read_bytes())
-    typed("publish ./run --name mine --license mit --topic films --description " + "word" * 9)
-    shown = typed("show mine")
-    lines = shown.splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 80
-    assert [line[:11].strip() for line in lines if line[:1].strip()][1:] == [
-        "versions", "about", "task", "method", "backbone", "scores", "trained on", "size", "signed",
-        "licence", "topics", "use it",
-    ]  # fmt: skip
-    assert f"task        {manifest['task']}: {', '.join(manifest['labels'])}" in shown
-    assert "method      lora\n" in shown, "only what differs from the defaults"
-    assert "scores      accuracy " in shown, "the main metric comes first"
-    assert "64 examples, evaluated on 22, 2 epochs," in shown
-    assert "signed      no" in shown
-    assert 'adapterhub predict mine "a text"' in shown
-
-
 def test_the_registry_that_was_given_and_who_signed_are_shown(typed, tmp_path):
     key = registries.new_key()
     made = registries.write_sample(tmp_path / "made")
