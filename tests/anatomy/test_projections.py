@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
 from transformers.models.falcon.modeling_falcon import FalconLinear
@@ -155,6 +155,26 @@ def test_a_method_that_is_passed_on_is_followed():
     config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     layer = transformers.BertModel(config).encoder.layer[0]
     assert projections.call_order(layer) == ("attention", "intermediate", "output")
+
+
+def test_an_annotation_or_else_the_return_statements_show_a_tuple():
+    class Annotated(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.other(x)
+
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    class One(nn.Module):
+        def forward(self, x) -> torch.Tensor:
+            return x
+
+    assert projections.returns_tuple(Annotated())
+    assert projections.returns_tuple(Pair())
+    assert not projections.returns_tuple(One())
+    assert not projections.returns_tuple(nn.Linear(2, 2))
+    assert not projections.returns_tuple(nn.ModuleList())
 
 
 class Stacked(nn.Module):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks import composition
 from adapterhub.hooks.composition import AppliedModules, Average
-from adapterhub.hooks.slot import output_slot
+from adapterhub.hooks.slot import Slot, output_slot
 from adapterhub.methods.common.site_module import InputModule
 from tests.kit import tiny_models
 from tests.kit.matrix import example
@@ -45,6 +49,21 @@ def test_user_input_becomes_a_composition():
 def in_thread(function):
     with ThreadPoolExecutor(1) as new_thread:
         return new_thread.submit(function).result()
+
+
+def test_what_is_kept_belongs_to_the_thread_and_the_slot_and_dies_with_it():
+    slot = Slot()
+    slot.keep("x", value := nn.Linear(2, 2))
+    assert slot.kept("x") is value
+    assert in_thread(partial(slot.kept, "x")) is None
+    assert Slot().kept("x") is None
+    assert slot.take("x") is value
+    assert slot.take("x", "nothing") == "nothing"
+    slot.keep("x", value)
+    reference = weakref.ref(value)
+    del slot, value
+    gc.collect()
+    assert reference() is None
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "scalar-mix"])
