@@ -234,12 +234,6 @@ def test_the_picture_highlights_exactly_the_sites_that_are_used(name):
     assert added or trained or name == "head"
 
 
-def test_the_refusals_are_those_of_the_matrix():
-    refused = {(m, a) for m, names in _backbones.refused_cells().items() for a in names}
-    assert refused == set(matrix.REFUSED)
-    assert _backbones.refusals("scalar-mix") == {"the backbone has no such site: 'mix'": ["albert"]}
-
-
 @pytest.mark.parametrize("name", SOME)
 def test_the_facts_of_a_page_come_from_the_code(name):
     """The whole page; and a method without a reason against it is said to fit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 
 import peers as script
 import pytest
-from peer_methods import PEERS, named
+from peer_methods import named
 from peers import PeerContext, PeerEngine, Worker, plan_peers, run_peer
 
-from adapterhub.anatomy.build import anatomy_of
-from adapterhub.backbones.load import meta_model
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import run_study
 from adapterhub.bench.plan import PlannedStudy
@@ -128,14 +125,3 @@ def test_peers_get_the_options_of_the_recipe_or_refuse_them(study, tmp_path):
                        (weighted, "class_weights")):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             options(word)
-
-
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.label)
-def test_a_configuration_is_json_and_has_our_width(peer, study):
-    anatomy = anatomy_of(meta_model(study.recipe.backbone, task="classification"))
-    config = peer.configuration(anatomy)
-    assert json.loads(json.dumps(config)) == config
-    for part in (config, *config.get("options", {}).values()):
-        if isinstance(part, dict) and "reduction_factor" in part.get("options", {}):
-            width = next(iter(anatomy.select(["ffn"]))).d_out
-            assert width // part["options"]["reduction_factor"] == peer.method.size

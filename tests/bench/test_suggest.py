@@ -22,7 +22,7 @@ from tests.kit import tiny_models
 from tests.kit.matrix import one_of_each_signature
 from tests.kit.selection import cases_of, long_table
 
-ROWS, WIDTH, NOISE = 200, 24, 3
+ROWS, WIDTH, NOISE = 120, 16, 3
 
 
 def planted(

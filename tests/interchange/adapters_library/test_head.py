@@ -26,12 +26,6 @@ POOLS = ("prefix_tunings", "shared_parameters")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def test_heads_of_every_kind_are_compared():
-    kinds = {peers.head_of(*cell)["head_type"] for cell in peers.HEADS}
-    assert kinds == {"classification", "tagging", "question_answering", "seq2seq_lm"}
-    assert len(peers.HEADS) > 40
-
-
 @long_table(("architecture", "case"), peers.HEADS, 8, nightly=3)
 def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
