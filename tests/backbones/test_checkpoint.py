@@ -106,6 +106,22 @@ def test_fused_experts_are_split():
     assert len(layers) > 2
 
 
+def test_the_prefix_is_the_one_of_most_names():
+    form = checkpoint.form_of(tiny_models.model("llama", "features").config)
+    names = form.names(
+        ["model.norm.weight", "model.layers.0.input_layernorm.weight", "lm_head.weight",
+         "model.layers.0.self_attn.rotary_emb.inv_freq", "score.norm.weight",
+         "model.layers.1.mlp.up_proj.qweight"]
+    )  # fmt: skip
+    assert names == {
+        "model.norm.weight": "norm.weight",
+        "model.layers.0.input_layernorm.weight": "layers.0.input_layernorm.weight",
+        "lm_head.weight": "head.lm_head.weight",
+        "score.norm.weight": "head.score.norm.weight",
+        "model.layers.1.mlp.up_proj.qweight": "layers.1.mlp.up_proj.qweight",
+    }
+
+
 def test_a_configuration_without_a_model_is_refused():
     with pytest.raises(BackboneError, match="cannot build"):
         checkpoint.form_of(transformers.BertConfig(hidden_size=30, num_attention_heads=4))
