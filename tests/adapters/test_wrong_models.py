@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint, library_inside, remedy
@@ -121,3 +122,16 @@ def test_a_tokenizer_and_a_pipeline(backbone):
     with pytest.raises(AttachError, match="SimpleNamespace") as error:
         ah.attach(SimpleNamespace(model=model), "lora")
     assert "model.model" in error.value.hint
+
+
+def test_a_distributed_model(tmp_path):
+    store = f"file://{tmp_path / 'group'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(tiny_models.model("bert"))
+        with pytest.raises(AttachError) as error:
+            ah.attach(wrapped, "lora")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert error.value.hint == "use the model inside: model.module; attach first, then wrap"
+    ah.attach(wrapped.module, "lora")

@@ -271,3 +271,11 @@ def test_adapters_load_on_the_same_weights_from_any_folder_and_on_no_others(back
         with pytest.raises(MismatchError, match="different backbone") as error:
             ah.load(model, other, name="other")
         assert "load_backbone('path/to/model')" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "problem"), [("fp8", None, "fp8"), (None, "nf5", "nf5")]
+)
+def test_unknown_precisions_are_refused(dtype, quantize, problem):
+    with pytest.raises(ConfigError, match=problem):
+        check_backbone_options("a/b", dtype, quantize)

@@ -162,3 +162,18 @@ def test_a_member_of_another_backbone_is_refused(tmp_path):
     ah.attach(model, "pfeiffer", name="a")
     with pytest.raises(MismatchError, match="a different backbone"):
         ah.attach(model, {"adapterfusion": {"adapters": ["a", str(tmp_path / "other")]}}, name="f")
+
+
+def test_a_recipe_fuses_the_adapters_of_earlier_runs(train, adapterhub, backbone, data, tmp_path):
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
+    folders = [str(tmp_path / name) for name in "ab"]
+    for folder in folders:
+        ah.attach(model, "pfeiffer(size=4)", name=folder[-1]).save(f"{folder}/adapter")
+    words = ("--method", f"adapterfusion(adapters={folders})", "train.epochs=1")
+    code, _, err = train(*words, output=tmp_path / "fused")
+    assert code == 0, err
+    for name in "ab":
+        (tmp_path / name).rename(tmp_path / f"gone-{name}")
+    code, out, err = adapterhub("eval", tmp_path / "fused", "--data", data[1], "--json")
+    assert code == 0, err
+    assert json.loads(out)["examples"] == 22

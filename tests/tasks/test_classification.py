@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import f1_score
 from transformers import AutoTokenizer
 
@@ -220,3 +221,14 @@ def test_heads_with_one_label_and_with_several_are_not_averaged(backbone):
     several.head.labels["problem_type"] = "multi_label_classification"
     with pytest.raises(MergeError, match="different heads"):
         ah.combine(model, [single.name, several.name], name="both")
+
+
+def test_training_uses_the_weights(train, tmp_path):
+    bias = []
+    for weights in ("{pos: 1, neg: 1}", "{pos: 1, neg: 0}", "null"):
+        task, output = f"classification(class_weights={weights})", tmp_path / weights
+        succeeded(train("--task", task, "train.max_steps=4", output=output))
+        bias.append(load_file(tmp_path / weights / "adapter/adapter.safetensors"))
+    for even, one, none in zip(*(each.values() for each in bias), strict=True):
+        torch.testing.assert_close(even, none, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(even, one)

@@ -6,6 +6,8 @@ test_cells.py.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
@@ -235,3 +237,31 @@ def test_a_member_of_the_active_average_cannot_be_detached():
     ah.detach(model)
     assert not hasattr(model, "_adapterhub")
     assert not [n for n, m in model.named_modules() if n.endswith("adapterhub")]
+
+
+@long_table(
+    ("method", "checkpointing"),
+    itertools.product(("lora", "mam", "scalar-mix", "prompt"), (False, True)),
+    3,
+)
+def test_routed_gradients_equal_those_of_solo_runs(method, checkpointing):
+    """One batch trains several adapters, each on its own rows only."""
+    gradients = []
+    for together in (True, False):
+        model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+        adapters = attach_two(model, method)
+        if checkpointing:
+            tiny_models.enable_gradient_checkpointing(model)
+            model.train()
+        batch, labels = tiny_models.batch(4, 7), torch.tensor([0, 1, 2, 1])
+        if together:
+            with ah.route(model, ["a", "b", "a", "b"]):
+                (4 * model(**batch, labels=labels).loss).backward()
+        else:
+            for name, rows in (("a", [0, 2]), ("b", [1, 3])):
+                ah.activate(model, name)
+                inputs = {k: v[rows] for k, v in batch.items()}
+                (2 * model(**inputs, labels=labels[rows]).loss).backward()
+        gradients.append([p.grad for a in adapters for p in a.parameters()])
+    for routed, solo in zip(*gradients, strict=True):
+        torch.testing.assert_close(routed, solo, atol=2e-6, rtol=1e-4)
