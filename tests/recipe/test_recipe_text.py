@@ -21,6 +21,7 @@ from adapterhub.recipe.sweep import read_staged
 from adapterhub.tasks import TASKS, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 from tests.kit.compare import problems
+from tests.kit.selection import long_table
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 SCHEMA_OF_RECIPES = json.loads(json.dumps(recipes.recipe_schema(), allow_nan=False))
@@ -61,7 +62,7 @@ def test_each_recipe_and_each_stage_of_the_repository(path, tmp_path):
         assert sorted(data) == sorted(names_of(Recipe))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@long_table("name", sorted(METHODS), 3)
 def test_each_method_in_each_syntax(name, tmp_path):
     method = METHODS[name].example()
     text = method_text(method)

@@ -28,6 +28,7 @@ from adapterhub.tasks.tagging import Sentence
 from adapterhub.training.run import run
 from tests.kit.data import WORDS, word_tokenizer
 from tests.kit.runs import Notes, adapter_bytes
+from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
 
 SPECS = [case.task for case in CASES.values()] + [
@@ -201,7 +202,7 @@ def recipe(text, backbone, task, output, **data):
     return read(flags=flags | {"data": {"train": str(text), "stream": True, **data}})
 
 
-@pytest.mark.parametrize("name", STREAMED)
+@long_table("name", STREAMED, 2)
 def test_a_streamed_run(name, text, backbones, tmp_path):
     architecture, task = STREAMED[name]
     outcome = run(recipe(text, backbones(architecture), task, tmp_path / "run"), Reporter())
