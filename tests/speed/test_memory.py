@@ -222,6 +222,15 @@ def test_logits_are_counted_apart():
     assert predicted == pytest.approx(saved_bytes(adapter, 4, 32), rel=0.05)
 
 
+def test_random_numbers_are_left_alone():
+    adapter = ah.attach(tiny_models.model("bert"), "lora(dropout=0.5)")
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    activation_bytes(adapter, 4, 32)
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_an_evaluation_takes_one_layer_at_a_time():
     adapter = ah.attach(tiny_models.model("bert", num_hidden_layers=4), "lora")
     assert memory.logit_bytes(adapter, 5 * 24) == 0

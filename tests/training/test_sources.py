@@ -20,6 +20,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.sources import DataSource
 from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.native import Saved
+from adapterhub.inference.train import _are_sources
 from adapterhub.loop.report import Several
 from adapterhub.recipe.recipe import Recipe, parse_mixing, read
 from adapterhub.tasks import Setting, parse_task
@@ -351,6 +352,19 @@ def test_a_recipe_keeps_its_sources(tmp_path):
     assert read(tmp_path / "r.yaml") == recipe
     assert options.location == "a.csv, b.csv"
     assert DataOptions(train="hf:imdb#5") == DataOptions(train="imdb", rows=5)
+
+
+def test_rows_in_memory_are_not_taken_for_files(recipe):
+    """The list of `ah.train`: files, with or without options, and rows are told apart."""
+    for value, expected in (
+        (["good.tsv#5", Path("more.tsv"), "hf:imdb"], True),
+        (["good.tsv", {"path": "more.tsv", "weight": 2}], True),
+        ([{"path": "a.wav", "label": "x"}], False),
+        (["good.tsv", {"text": "a"}], False),
+        (["a text", "another text"], False),
+        ([], False),
+    ):
+        assert _are_sources(value) is expected, value
 
 
 def test_packed_rows_have_texts_of_one_source(backbones, tmp_path):
