@@ -193,6 +193,15 @@ def test_what_cannot_be_opened_is_told(tmp_path, monkeypatch):
     assert "adapterhub[buckets]" in error.value.hint
 
 
+def test_files_that_only_a_stream_reads(tmp_path):
+    (tmp_path / "a[1].csv").write_text("text\n1\n")
+    assert not row_stream.is_many_files(str(tmp_path / "a[1].csv"))
+    assert not row_stream.is_many_files("glue")
+    assert all(
+        map(row_stream.is_many_files, (str(tmp_path), f"{tmp_path}/*.csv", "s3://b/rows.parquet"))
+    )
+
+
 # Raw text: documents, pieces, draws, and tokens that are stored.
 
 

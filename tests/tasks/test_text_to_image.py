@@ -387,6 +387,14 @@ def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
     assert on == pytest.approx(off, rel=1e-5)
 
 
+def test_runs_with_other_options_and_seeds_have_one_evaluation(trained):
+    zero = ("--steps", "2", "--lr", "1e-9")
+    plain, _ = trained("plain", "text-to-image(samples=0)", UNET, *zero)
+    varied = "text-to-image(samples=0, flip=true, empty_prompts=1.0)"
+    other, _ = trained("varied", varied, UNET, *zero, "--seed", "2")
+    assert other[-1] == pytest.approx(plain[-1], rel=1e-5)
+
+
 def test_captions_that_are_cut_are_counted(photos):
     for number in (1, 2, 3):
         (photos / f"{number}.txt").write_text("a " * 11)
