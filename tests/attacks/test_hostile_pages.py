@@ -184,7 +184,7 @@ PAGES: dict[str, Callable[[Path, str], str]] = {
         *((page, "".join(MARKUP)) for page in PAGES),
         *(("no charts", text) for text in (*MARKUP, "\ud800")),
     ],
-    6,
+    8,
 )
 def test_a_page_has_the_same_elements_whatever_the_texts_are(page, text, tmp_path) -> None:
     # As long as the hostile one, since long texts are folded.

@@ -361,7 +361,7 @@ def hostile_hub(world: Path) -> Iterator[str]:
 @long_table(
     ("command", "as_json"),
     [*((name, False) for name in LINES), *((name, True) for name in WITH_JSON)],
-    parts=8,
+    parts=12,
     nightly=2,
 )
 def test_no_command_lets_a_stranger_control_the_terminal(

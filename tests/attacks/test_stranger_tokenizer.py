@@ -124,20 +124,6 @@ def test_detach_restores_the_tokenizer_to_the_byte(place, tmp_path):
     place.load("a", name="again")
 
 
-def test_truncation_and_special_tokens_that_the_user_sets_stay(words):
-    """Encoding a probe does not reset the settings of the backend, nor does detaching."""
-    words.save("a", A)
-    backend = words.tokenizer.backend_tokenizer
-    backend.enable_truncation(7)
-    backend.enable_padding(length=9)
-    backend.encode_special_tokens = True
-    before = words.tokenizer.backend_tokenizer.to_str()
-    words.load("a")
-    ah.detach(words.model)
-    assert backend.to_str() == before
-    assert backend.encode_special_tokens
-
-
 def test_tokens_that_the_user_added_stay(place):
     size = len(place.tokenizer)
     place.save("a", A)

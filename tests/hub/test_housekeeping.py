@@ -29,7 +29,7 @@ from adapterhub.registry.store import Publication
 from tests.kit import real_hub, registries
 from tests.kit.real_hub import answered, commit, create, digest
 from tests.kit.selection import cases_of
-from tests.kit.session import Lines, sample, wait_until
+from tests.kit.session import Lines, wait_until
 
 
 def test_what_no_commit_needs_is_collected_after_its_time(new_hub, ada):
@@ -246,8 +246,8 @@ def test_a_task_that_is_interrupted_before_a_line_loses_nothing(task, tmp_path, 
 
     every = Lines()
     assert run(every) is None
-    lines = [line for line in sample(every, None) if line[0][0] == WATCHED[task]]
-    for line in cases_of([*lines, lines[-1]], 20, 2):
+    for place_of_line in cases_of(sorted(p for p in every.runs if p[0] == WATCHED[task]), 4, 2):
+        line = place_of_line, 0
         assert isinstance(run(Lines(line, interrupt)), KeyboardInterrupt), line
         for folder in (place, target):
             if schema_revision(folder) == SCHEMA_REVISION:

@@ -55,7 +55,7 @@ def test_an_acknowledged_commit_survives_being_killed(made):
             before = len(kept)
             for thread in threads:
                 thread.start()
-            wait_until(lambda before=before: len(kept) >= before + 9)
+            wait_until(lambda before=before: len(kept) >= before + 6)
             with made.client(address) as client:
                 for path in ("/", "/ada/r0-0-0", "/api/models"):
                     assert client.get(path).status_code == 200
@@ -137,9 +137,9 @@ def test_clients_are_served_while_strangers_hold_connections(tmp_path):
                     seconds.append(time.monotonic() - began)
                     failures.extend(each for each in answers if each.status_code != 200)
 
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(work, range(8)))
-    assert (len(seconds), failures) == (8 * 4, [])
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+    assert (len(seconds), failures) == (4 * 4, [])
     # On a busy machine one answer may be late; strangers who kept all waiting would delay each.
     assert median(seconds) < 1.0
 

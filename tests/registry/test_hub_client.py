@@ -240,14 +240,6 @@ def test_a_revision_is_one_segment_of_the_path():
             reader(wrong).commit_of("a/b", "main")
 
 
-def test_a_missing_file_is_none():
-    assert reader(None).small_file("a/b", A, "x", 9) is None
-    assert reader(None).first_file("a/b", A, {"x": 9, "y": 9}) is None
-    assert reader(b"data").first_file("a/b", A, {"x": 9, "y": 9}) == ("x", b"data")
-    assert reader(None).yanked("a/b", A) == {}
-    assert reader({"v1": "a\x1bb"}).yanked("a/b", A) == {"v1": "a\\u001bb"}
-
-
 def test_a_listing_gives_sizes_and_hashes():
     items = [
         {"type": "file", "path": "small", "size": 3, "oid": A},

@@ -376,7 +376,7 @@ def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(
 
 
 def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
-    folders = [registries.write_sample(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
+    folders = [registries.write_sample(tmp_path / f"at-once-{seed}", seed) for seed in range(3)]
 
     def put(folder):
         for _ in range(50):  # a writer that lost a race has to try again
@@ -387,9 +387,9 @@ def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
                     raise
         raise AssertionError("lost fifty races")
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(3) as pool:
         entries = list(pool.map(put, folders))
-    assert sorted(entry.version for entry in entries) == ["v1", "v2", "v3", "v4"]
+    assert sorted(entry.version for entry in entries) == ["v1", "v2", "v3"]
     for entry, folder in zip(entries, folders, strict=True):
         assert (
             store.resolve("polite", entry.version).digest == Saved.at(folder).digest == entry.digest

@@ -213,17 +213,6 @@ def test_publishers_at_once_lose_no_row(registry, publish):
     assert registry.verify() == []
 
 
-def test_the_size_of_a_row_and_of_an_index(registry, publish, monkeypatch):
-    """676 bytes were measured of an index with empty fields."""
-    entry = publish(accuracy=0.5)
-    data = version_files.index_bytes(BACKBONE, {"polite": registry.contents(f"{BACKBONE}/polite")})
-    assert len(data) < 600
-    assert version_files.parse_index(data, "", BACKBONE)["polite"].entries == [entry]
-    monkeypatch.setattr(version_files, "MAX_INDEX_BYTES", 100)
-    with pytest.raises(FileError, match="it has more than 100 bytes"):
-        version_files.parse_index(b" " * 101, "index.json", BACKBONE)
-
-
 DAMAGED = {
     "half": lambda data: data[: len(data) // 2],
     "a login page": lambda data: b"<!doctype html><title>Log in</title>",

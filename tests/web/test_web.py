@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from adapterhub.errors import ConfigError, FileError, ServingError
-from adapterhub.web import connections, errors, tokens
-from adapterhub.web.connections import ConnectionLimits, most_connections, raise_file_limit
+from adapterhub.web import errors, tokens
+from adapterhub.web.connections import ConnectionLimits, most_connections
 from adapterhub.web.tokens import TokenFile
 
 FIELD = errors.RequestError("top_k is -1", parameter="top_k")
@@ -205,21 +205,3 @@ def test_a_proxy_has_the_connections_of_many():
 def test_connections_leave_files_for_everything_else(monkeypatch, files, most):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert most_connections() == most
-
-
-def test_the_limit_of_files_is_raised_and_said(monkeypatch):
-    limits, given = (1024, 65_536), []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: given.append(new))
-    assert raise_file_limit() == "open files: at most 65,536, raised from 1,024"
-    assert given == [(65_536, 65_536)]
-    limits = (1024, 1024)
-    assert raise_file_limit() == ""
-
-    def fail(*_):
-        raise ValueError
-
-    limits = (1024, resource.RLIM_INFINITY)
-    monkeypatch.setattr(resource, "setrlimit", fail)
-    assert raise_file_limit() == ""
-    assert connections.BACKLOG < connections._OTHER_FILES
