@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.errors import AttachError, MergeError, SiteError
+from adapterhub.errors import AttachError, MergeError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.common.projections import ProjectionMethod
@@ -520,3 +520,10 @@ def test_a_bias_that_chooses_the_kernel_of_attention_is_as_before(method, layout
     for (*facts, value), (*known, own) in zip(state(), before, strict=True):
         assert facts == known
         assert torch.equal(value, own), known[0]
+
+
+def test_other_weights_and_classes_are_other_backbones(net, tmp_path):
+    ah.attach(net, "lora").save(tmp_path / "a")
+    torch.manual_seed(5)
+    with pytest.raises(MismatchError, match="different backbone"):
+        ah.load(Everything().eval(), tmp_path / "a")

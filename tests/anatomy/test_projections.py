@@ -223,3 +223,11 @@ def test_experts_and_routers_are_sites(subtests):
 )
 def test_other_modules_hold_no_experts(shapes):
     assert projections.expert_weights(Stacked(**shapes)) == {}
+
+
+def test_codes_of_a_quantization_are_no_experts():
+    module = Stacked()
+    for name, shape in (("gate_up_proj", (4, 12, 8)), ("down_proj", (4, 8, 6))):
+        codes = torch.zeros(shape, dtype=torch.uint8)
+        setattr(module, name, nn.Parameter(codes, requires_grad=False))
+    assert projections.expert_weights(module) == {}
