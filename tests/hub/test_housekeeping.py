@@ -246,7 +246,7 @@ def test_a_task_that_is_interrupted_before_a_line_loses_nothing(task, tmp_path, 
 
     every = Lines()
     assert run(every) is None
-    for place_of_line in cases_of(sorted(p for p in every.runs if p[0] == WATCHED[task]), 4, 2):
+    for place_of_line in cases_of(sorted(p for p in every.runs if p[0] == WATCHED[task]), 6, 2):
         line = place_of_line, 0
         assert isinstance(run(Lines(line, interrupt)), KeyboardInterrupt), line
         for folder in (place, target):
