@@ -589,3 +589,17 @@ def test_a_body_that_drips_takes_one_limit(hub, home, name):
     with pytest.raises(RegistryError, match="too slow"):
         ah.pull(hub.reference)
     assert len(requests) == 1
+
+
+def test_redirects_share_one_limit(hub):
+    requests = []
+
+    def late(handler):
+        requests.append(handler.path)
+        handler.hub.stopped.wait(0.2)
+        redirect(handler.path + "/a/refs")(handler)
+
+    hub.attack = on("refs", late)
+    with pytest.raises(RegistryError, match=r"too slow|redirects"):
+        ah.pull(hub.reference)
+    assert len(requests) <= 3  # of six, in half a second
