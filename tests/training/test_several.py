@@ -70,7 +70,7 @@ def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(recipe, tmp_
 
     left = set[str]()
     # Each file has two: it is written, and put in its place. The checkpoint has the last ones.
-    for at in part_of(range(100), 2) if ALL else (1, 3, 5, 9, 20):
+    for at in (*range(7), *part_of(range(7, 100), 2)) if ALL else (1, 3, 5, 9, 20):
         output = tmp_path / f"at{at}"
         cut = replace(recipe, output=str(output))
         killed(lambda cut=cut, at=at: ticking(cut, at))
