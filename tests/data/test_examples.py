@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.parquet
@@ -207,17 +206,6 @@ def test_too_few_rows_are_refused_with_what_to_type(rows):
     assert "--eval none" in error.value.hint
 
 
-def test_the_rarest_tag_is_the_stratum_of_a_sentence():
-    @dataclass(frozen=True)
-    class Tagged:
-        text: str
-        tags: tuple[str, ...]
-
-    rows = [Tagged("a", ("O", "B-x", "I-x")), Tagged("b", ("B-x", "B-y")), Tagged("c", ("O",))]
-    assert strata_of(rows) == ["x", "y", None]
-    assert reading.content_of(rows[0]) == ("a",)
-
-
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_labels_of_every_task_divide_its_rows(name, tmp_path):
     """Whatever the of_labels of a task call them: no label is in the held-out rows alone."""
@@ -279,18 +267,6 @@ def test_evaluation_rows_that_are_trained_on_are_counted():
     assert notes(train, evaluation) == (
         "3 of 23 evaluation rows (13.0%) are also training rows: the scores are too good",
     )
-
-
-def test_there_are_at_most_five_short_lines_without_control_characters():
-    train = [
-        Example("same \x1b[31m" + "x" * 500, None, f"\x1b{'y' * 300}{i % 3}") for i in range(90)
-    ]
-    found = notes([*train, *texts(*"ab" * 9)], train)
-    assert 0 < len(found) <= 5
-    assert all(len(note) < 250 and "\x1b" not in note for note in found)
-
-
-# Names for the labels of a file.
 
 
 # Names for the labels of a file.

@@ -8,8 +8,7 @@ import pytest
 
 from adapterhub.data import image_chats
 from adapterhub.data.columns import WANTS, choose_columns
-from adapterhub.data.examples import data_hash
-from adapterhub.data.image_chats import PictureChat, ask, chat_choice
+from adapterhub.data.image_chats import PictureChat, chat_choice
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
@@ -171,19 +170,6 @@ def test_an_invalid_row_is_told(problem, pictures):
     assert problem in error.value.offenders[0]
     if problem == "the chat has no image":
         assert len(read(file, skip_empty=True)) == 1
-
-
-def test_pictures_places_questions_and_answers_are_content(pictures):
-    file = write_json_lines(pictures / "rows.jsonl", [ROWS["OpenAI"], ROWS["own pictures"]])
-    one, same = read(file)
-    chats = [one, same, PictureChat(one.sha256[::-1], one.turns, one.label), one.with_label("x")]
-    red, other = (str(pictures / name) for name in ("0.png", "1.png"))
-    what = ask(red, "what?", open_picture)
-    asked = [what, ask(red, "what?", open_picture), ask(red, "who?", open_picture),
-             what.with_label("red"), ask(other, "what?", open_picture)]  # fmt: skip
-    for examples in (chats, asked):
-        assert examples[0] == examples[1] not in examples[2:]
-        assert len({data_hash([example]) for example in examples}) == len(examples) - 1
 
 
 # Tables of pictures with questions and answers: columns by name, and rows that are refused.

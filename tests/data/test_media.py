@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
 import struct
-import sys
 import zlib
 
 import datasets
@@ -22,11 +20,11 @@ from scipy.signal import chirp
 
 from adapterhub.data import media_formats
 from adapterhub.data.columns import WANTS
-from adapterhub.data.examples import content_of, data_hash
-from adapterhub.data.media import open_media, read_media
+from adapterhub.data.examples import data_hash
+from adapterhub.data.media import read_media
 from adapterhub.data.media_formats import PICTURE_FORMATS, Sound, open_picture, open_sound
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import DataError
 from tests.kit import media
 from tests.kit.data import write_json_lines, write_tsv
 
@@ -66,20 +64,6 @@ def test_a_folder_a_table_and_data_sets_are_the_same_data(folder, tmp_path, monk
     data = datasets.Dataset.from_dict(columns, datasets.Features(features))
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: data)
     assert read("ylecun/mnist") == files
-
-
-def test_what_a_file_is_compared_by(folder, tmp_path):
-    first = read(folder)[0]
-    moved = tmp_path / "elsewhere.png"
-    os.rename(folder / first.name, moved)
-    again = open_media(str(moved), open_picture)
-    assert again.label is None
-    again = again.with_label("0")
-    assert again == first
-    assert content_of(again) == content_of(first) == (first.sha256,)
-    assert dataclasses.replace(first, label="1") != first
-    with pytest.raises(DataError, match="no such file"):
-        open_media("missing.png", open_picture)
 
 
 def test_every_invalid_file_is_told(folder):
@@ -263,13 +247,6 @@ def test_formats_of_sounds(options, tolerance):
     if options["format"] == "WAV":  # a stream that does not know its length
         unknown = data[:4] + struct.pack("<I", 0xFFFFFFFF) + data[8:]
         assert len(open_sound(unknown).samples) == len(TONE)
-
-
-def test_without_the_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(ConfigError, match="soundfile, which is not installed") as error:
-        open_sound(b"")
-    assert 'pip install "adapterhub[audio]"' in str(error.value)
 
 
 FLOATS, LARGE = np.ones((2, 2), np.float32), np.full((2, 2), 1 << 20, np.int32)

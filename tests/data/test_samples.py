@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import csv
 import functools
 import io
@@ -17,7 +16,6 @@ from adapterhub.data.docstrings import PARTS, load_docstrings
 from adapterhub.data.options import DataOptions
 from adapterhub.data.samples import SAMPLES, sample_table, write_sample_folder
 from adapterhub.data.tables import read_table
-from adapterhub.errors import ConfigError
 
 TABLES = [name for name, sample in SAMPLES.items() if sample.table]
 FOLDERS = [name for name, sample in SAMPLES.items() if sample.folder]
@@ -76,29 +74,6 @@ def test_files_are_equal_at_each_call(name, tmp_path):
     assert len(table.lines) == 12
 
 
-def test_the_list_and_refusals(adapterhub, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert sorted([*TABLES, *FOLDERS]) == sorted(SAMPLES)
-    assert all("PATH" in sample.example for sample in SAMPLES.values())
-    out = adapterhub("sample")[1]
-    assert [line.split()[0] for line in out.splitlines()] == list(SAMPLES)
-    assert adapterhub("sample", "tickets", "--rows", "1")[1].startswith("text,")
-    Path("there.csv").touch()
-    for words, message in {
-        ("digts", "x"): "did you mean 'digits'",
-        ("digits",): "no folder for digits",
-        ("digits", "x", "--held-out"): "--held-out",
-        ("tickets", "there.csv"): "is already there",
-        ("tickets", "x.xml"): "PATH x.xml is of an unknown format",
-    }.items():
-        code, _, err = adapterhub("sample", *words)
-        assert (code, message in err) == (2, True), (words, err)
-    with pytest.raises(ConfigError, match="not a table"):
-        sample_table("digits")
-    with pytest.raises(ConfigError, match="not of files"):
-        write_sample_folder("tickets", tmp_path)
-
-
 # The corpus of docstrings.
 
 
@@ -116,22 +91,6 @@ def parsed_once():
 @pytest.fixture(scope="module")
 def sides():
     return load_docstrings()
-
-
-def test_the_corpus_is_large_balanced_and_of_short_paragraphs(sides):
-    train, evaluation = sides
-    assert 1500 <= len(train) <= 2500
-    assert 500 <= len(evaluation) <= 800
-    few = load_docstrings(0, limit_per_class=20)
-    for part, most in ((train, 1.5), (evaluation, 1.5), ([*few[0], *few[1]], 1.11)):
-        counts = collections.Counter(e.label for e in part)
-        assert set(counts) == set(PARTS)
-        assert max(counts.values()) < most * min(counts.values())
-    assert max(counts.values()) <= 21
-    for e in (e for side in sides for e in side):
-        assert 40 <= len(e.text) <= 400
-        assert " ".join(e.text.split()) == e.text
-        assert e.pair is None
 
 
 def test_the_splits_share_no_module_and_no_text_and_follow_from_the_seed(sides):

@@ -317,21 +317,6 @@ def test_a_prompt_is_cut_from_the_left_and_told(backbones, tmp_path):
         assert ah.open(folder).setting.max_length == length
 
 
-@pytest.mark.parametrize(("backbone_of", "kind"), [("gpt2", "causal-lm"), ("bart", "seq2seq")])
-def test_texts_that_are_written_piece_by_piece_say_what_was_cut(
-    backbone_of, kind, backbones, tmp_path, adapterhub
-):
-    folder = trained_on(backbones(backbone_of), tmp_path / "run", KINDS[kind], 8)
-    model, told = ah.open(folder), "1 of 1 inputs are longer than 64 tokens"
-    for stream in (False, True):
-        with pytest.warns(UserWarning, match=told):
-            list(model.generate(LONG, stream=stream, max_new_tokens=2))
-    words = ("predict", folder, LONG, "--max-new-tokens", 2)
-    assert told in adapterhub(*words)[2]
-    with pytest.warns(UserWarning, match=told):
-        assert adapterhub(*words, "--stream")[0] == 0
-
-
 def test_targets_longer_than_the_decoder_are_cut_and_told(backbones, tmp_path, adapterhub):
     rows = [{"text": "the movie", "label": "good " * (300 if i == 2 else 1)} for i in range(6)]
     file = write_json_lines(tmp_path / "t.jsonl", rows)

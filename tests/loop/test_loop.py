@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,7 +14,7 @@ from torch import nn
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.loop import checkpoint, loop
-from adapterhub.loop.loop import RunClock, RunProgress, check_length, peak_memory
+from adapterhub.loop.loop import check_length
 from adapterhub.recipe.recipe import RunOptions, TrainOptions
 from tests.kit import runs
 from tests.kit.runs import BATCH, OPTIONS, Data, Learner, bits, final_bytes, fit, lines, scores
@@ -313,53 +310,3 @@ def test_a_run_that_patience_stopped_is_not_lengthened(tmp_path):
     assert fit(tmp_path, options, evaluate=evaluate, metric="accuracy").stopped_early
     with pytest.raises(ConfigError, match="stopped early after step 9"):
         fit(tmp_path, replace(options, epochs=9), resume=True, metric="accuracy")
-
-
-def test_the_best_of_the_short_run_stays_the_best(tmp_path):
-    fit(tmp_path, CONSTANT, evaluate=scores((0.9, 0.5)), metric="accuracy")
-    long = replace(CONSTANT, epochs=4)
-    result = fit(tmp_path, long, evaluate=scores((0.5, 0.5)), metric="accuracy", resume=True)
-    assert (result.best_step, result.best) == (3, {"accuracy": 0.9})
-    assert checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").progress["step"] == 3
-
-
-CPU = torch.device("cpu")
-
-
-def test_the_clock_of_a_run(monkeypatch):
-    """Time is training or other work; speed is that since the last report; memory never falls."""
-    readings = itertools.count()  # one second passes between two of them
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: float(next(readings)))
-    progress = RunProgress()
-    run_clock = RunClock(progress, CPU)
-    run_clock.add_training()
-    run_clock.add_other()
-    run_clock.add_other()
-    assert (progress.train_seconds, progress.other_seconds) == (1.0, 2.0)
-    progress = RunProgress(examples=100, train_seconds=50.0)
-    run_clock = RunClock(progress, CPU)
-    progress.examples += 8
-    assert run_clock.timing().examples_per_second == 8.0
-    run_clock.restart_speed()
-    progress.examples += 6
-    timing = run_clock.timing()
-    assert (timing.examples_per_second, timing.seconds) == (6.0, 52.0)
-    assert 1_000_000 < peak_memory(CPU) < 1 << 50
-    assert RunClock(RunProgress(peak_memory=1 << 60), CPU).timing().peak_memory == 1 << 60
-
-
-@pytest.mark.apart
-def test_the_memory_of_the_process_grows_with_what_it_holds():
-    """Before and after it holds 256 MiB, and its peak, of which its large parent is no part."""
-    code = (  # a process of its own, which gives nothing back meanwhile
-        "import torch; from adapterhub.loop.loop import *; before = process_memory();"
-        "held = torch.ones(256 << 20, dtype=torch.uint8); after = process_memory();"
-        "print(before, after, peak_memory(torch.device('cpu')))"
-    )
-    large = 3 << 29
-    held = torch.ones(large, dtype=torch.uint8)
-    found = subprocess.check_output([sys.executable, "-c", code]).split()
-    assert len(held) == large, "it was held meanwhile"
-    before, after, peak = map(int, found)
-    assert before + (128 << 20) < after <= 1.1 * peak
-    assert 1 << 20 < peak < large

@@ -31,11 +31,6 @@ from tests.kit.runs import Data, Ticks, final_bytes, fit
 def test_what_a_launcher_says_of_a_process(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     assert (is_main(), process_index(), processes.restarted()) == (True, 0, False)
-    assert (processes.everyone_s("a"), processes.from_main("a")) == (["a"], "a")
-    assert (processes.any_process(True), processes.any_process(False)) == (True, False)
-    processes.wait_for_everyone()  # a single process waits for nobody
-    monkeypatch.setenv("RANK", "0")
-    assert is_main()
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert (is_main(), process_index(), processes.restarted()) == (False, 2, True)

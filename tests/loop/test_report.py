@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,14 +14,14 @@ import pytest
 from accelerate import tracking
 from rich.console import Console
 
-from adapterhub.errors import ConfigError, OutputError
+from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import file_digest
 from adapterhub.loop import report
 from adapterhub.loop.report import Bar, Reporter, Several, Timing, TrainingLine, start_trackers
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import Recipe, RunOptions, read
 from adapterhub.training.run_data import check_trackers
-from tests.kit.runs import Data, Notes, fit, lines
+from tests.kit.runs import Notes, fit, lines
 
 
 def test_a_pipe_gets_plain_lines_and_a_terminal_a_bar(tmp_path):
@@ -59,62 +58,6 @@ def test_tensorboard_writes_events_or_says_once_that_it_cannot(tmp_path, monkeyp
     assert [e.step for e in events.Scalars("eval/accuracy")] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("rates", "line", "peak"),
-    [
-        ({"head": 5e-3, "lora": 1e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
-        ({"lora": 5e-3, "head": 5e-3}, "5.0e-03", "5.0e-03"),
-        ({"head": 5e-3}, "5.0e-03", "5.0e-03"),
-        ({"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3}, "2.0e-04",
-         "2.0e-04 (head 5.0e-03)"),
-        ({"unfreeze x0.385": 1e-5, "unfreeze": 2.6e-5}, "2.6e-05", "2.6e-05"),
-        ({"prefix": 1e-3, "mam": 2e-4}, *["prefix 1.0e-03, mam 2.0e-04"] * 2),
-        ({"prefix": 1e-3, "norms": 1e-3, "head": 5e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
-        ({}, "0.0e+00", "0.0e+00"),
-    ],
-)  # fmt: skip
-def test_a_line_has_the_rate_of_the_method_speed_and_time(rates, line, peak):
-    """In 80 columns, with one rate."""
-    stream = io.StringIO()
-    lines = report.PlainLines(stream)
-    lines.start(400, 0)
-    lines.left(70.0)
-    for step in (120, 400):
-        trained = TrainingLine(step, epoch=0.4, loss=0.6956, learning_rate=rates)
-        lines.trained(trained, Timing(30.0, 56.3, 3, 4123.0))
-    first, last = stream.getvalue().splitlines()
-    assert first.endswith(f"loss 0.6956  lr {line}  56 ex/s 4.12k tok/s 1:10 left")
-    assert last.endswith("56 ex/s 4.12k tok/s")
-    assert len(first) <= 80 or "," in line
-    assert report.peak_text(rates) == peak
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize(("evaluation", "compiles"), [(0, ()), (30, ()), (0, (7,)), (30, (4, 9))])
-def test_the_time_left_is_that_of_what_repeats(device, evaluation, compiles, tmp_path, monkeypatch):
-    """The first step takes 100 times as long, and so do those that compile."""
-    passed, seen, times, data = [0], [], Reporter(), Data()
-    times.left = seen.append  # type: ignore[method-assign]
-    monkeypatch.setattr("adapterhub.loop.loop.time.perf_counter", lambda: float(sum(passed)))
-    monkeypatch.setattr("adapterhub.loop.loop._is_free_to_read", lambda _: device == "cpu")
-    slow = {0, *(4 * step for step in compiles)}
-    data.event = lambda: passed.append(100 if data.collated in slow else 1)
-
-    def evaluate() -> dict[str, float]:
-        passed.append(evaluation)
-        return {"loss": 1.0}
-
-    options = RunOptions(max_steps=20, batch_size=2, gradient_accumulation=4, eval_every=8,
-                         log_every=2, tensorboard=False)  # fmt: skip
-    fit(tmp_path, options, data=data, evaluate=evaluate, reporter=times)
-    steps = [(20 - step) * 4 for step in range(1, 21)]
-    known = [(s, left) for s, left in zip(steps, seen, strict=True) if left is not None]
-    assert len(known) >= 18 - 4 * (device == "gpu")
-    for step, (rest, left) in enumerate(known, start=21 - len(known)):
-        to_come = 3 - (step - 1) // 8 if step > 8 else 0  # the first one tells how long they take
-        assert abs(left - rest - evaluation * to_come) <= 0.2 * rest + 1e-6, (step, left, rest)
-
-
 TIMING = Timing(1.0, 20.0, 3)
 
 
@@ -148,22 +91,6 @@ def test_json_lines_drop_what_follows_the_checkpoint(tmp_path):
     lacking.close()
     assert lines(tmp_path / "lacking/metrics.jsonl")[0]["loss"] is None
     assert lines(tmp_path / "lacking/timings.jsonl")[0]["examples_per_second"] is None
-
-
-def test_several_forwards_every_report_to_each_reporter():
-    reporters = [Notes(stop_after=3), Notes(stop_after=0)]
-    several = Several(reporters)
-    several.note("hello")
-    several.trained(record(1), TIMING)
-    assert [(r.notes, r.losses) for r in reporters] == [(["hello"], [0.5])] * 2
-    with pytest.raises(KeyboardInterrupt):
-        several.advance(1)
-    closed = mock.Mock(side_effect=OutputError("the disk is full"))
-    with pytest.raises(OutputError, match="the disk is full"):
-        Several([SimpleNamespace(close=closed)] * 2).close()
-    assert closed.call_count == 2
-    forwarded = {name for name in vars(Several) if not name.startswith("_")}
-    assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
 
 
 NAMES = ("wandb", "mlflow", "trackio", "swanlab")

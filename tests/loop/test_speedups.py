@@ -105,17 +105,6 @@ def test_dropout_draws_the_same_in_both_ways_and_nothing_of_the_run(adapter):
     assert all(p.grad is None for p in adapter.parameters())
 
 
-def test_a_batch_is_tried_with_padding_and_without():
-    batch = tiny_models.batch()
-    full, padded = with_and_without_padding(batch)
-    assert full["attention_mask"].all()
-    assert padded["attention_mask"].sum() == full["attention_mask"].sum() - 1
-    without_mask = {"input_ids": batch["input_ids"]}
-    assert with_and_without_padding(without_mask) == [without_mask]
-    short = {"attention_mask": torch.ones(3, 1)}
-    assert with_and_without_padding(short) == [short]
-
-
 class Nothing(Speedup):
     """Has nothing to change for the tensors that train now."""
 

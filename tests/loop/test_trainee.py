@@ -166,19 +166,6 @@ def test_the_schedule_of_stages(tmp_path, monkeypatch, method, scores, options, 
         assert rates == pytest.approx({0: top, 1: top, 2: top / 2.6, 3: top / 2.6**2})
 
 
-def test_every_equal_stage_begins_if_there_are_as_many_steps():
-    adapter = attached("unfreeze(every=equal)")
-    for steps in range(1, 40):
-        begun = []
-        for step in range(steps):
-            trainee.enter_stage(adapter, 0, [], step / steps)
-            trained = [name for name, t in adapter.tensors().items() if t.requires_grad]
-            begun.append(max(map(depth, trained)))
-        lengths = [begun.count(stage) for stage in range(4)]
-        assert begun == sorted(begun), steps
-        assert steps < 4 or max(lengths) - min(lengths) <= 1, steps
-
-
 @pytest.mark.parametrize("method", ["unfreeze(every=plateau)", "staged, lora"])
 def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path, method):
     options: dict[str, Any] = {"eval_every": 2, "save_every": 1, "max_steps": 10}

@@ -36,18 +36,6 @@ def test_an_epoch_has_the_steps_that_are_counted(rows, batch, accumulation):
         assert len(batch_order([1] * rows, batch, 0, 0, False)) == batches
 
 
-@given(st.integers(1, 500_000), st.integers(1, 60), st.integers(1, 64))
-def test_a_run_is_evaluated_a_few_times_and_not_often(rows, epochs, batch):
-    options = recipe.run_options(recipe.TrainOptions(epochs=epochs, batch_size=batch), (), rows)
-    per_epoch = recipe.steps_per_epoch(rows, batch, 1)
-    total = epochs * per_epoch
-    every = per_epoch if options.eval_every == "epoch" else options.eval_every
-    count = -(-total // every)
-    assert 1 <= count <= 10
-    assert count >= min(epochs, 5)
-    assert total <= 1_000 or count >= 5
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -95,17 +83,6 @@ def test_slanted_is_equation_3_where_the_cut_is_whole(cut, inverse, data):
     t = data.draw(st.integers(0, total))
     p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / fraction - 1))
     assert recipe.schedule("slanted", total, cut)(t) == pytest.approx((1 + p * 31) / 32, abs=1e-9)
-
-
-@given(st.sampled_from(sorted(recipe.SHAPES)), st.integers(2, 400), st.floats(0, 0.9))
-def test_rises_to_1_at_the_end_of_warmup_and_never_rises_after(name, total, warmup):
-    multiplier, peak = (of(name, total, warmup) for of in (recipe.schedule, recipe.warmup_steps))
-    values = [multiplier(step) for step in range(total + 3)]
-    assert values[peak] == 1 or peak == total
-    assert values[:peak] == sorted(values[:peak])
-    assert values[peak:] == sorted(values[peak:], reverse=True)
-    assert values[0] > 0
-    assert min(values) >= 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import dump_methods, method_text, parse_methods
 from adapterhub.recipe import recipe as recipes
-from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read, read_draft
 from adapterhub.recipe.sweep import read_staged
 from adapterhub.tasks import TASKS, dump_task, parse_task
@@ -120,16 +119,3 @@ def test_what_it_refuses_train_refuses_too(data):
         recipe = read_draft(flags=data)
         parse_methods(recipe.method)  # type: ignore[arg-type]
         parse_task(recipe.task)
-
-
-def test_editors_show_help_texts_and_defaults():
-    *names, _, objects, _ = SCHEMA_OF_RECIPES["$defs"]["method"]["anyOf"]
-    assert [each["const"] for each in names] == sorted(METHODS)
-    assert all(each["description"] for each in names)
-    for name, cls in METHODS.items():
-        properties = objects["properties"][name]["properties"]
-        assert list(properties) == names_of(cls)
-        assert all(option["description"] for option in properties.values())
-    assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
-    assert json.loads(recipes.schema_bytes()) == SCHEMA_OF_RECIPES
-    assert f"$schema={SCHEMA}\n" in recipes.SCHEMA_LINE

@@ -1,6 +1,5 @@
 """The output folder of a run; the runs of a sweep, and recipes of stages."""
 
-import errno
 import os
 
 import pytest
@@ -11,7 +10,7 @@ from adapterhub.config.yaml import dump_yaml
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.page import PAGE
-from adapterhub.recipe.output_folder import LOCK, check_output, hold_output, new_output, writing
+from adapterhub.recipe.output_folder import LOCK, check_output, hold_output, new_output
 from adapterhub.recipe.sweep import MOST_NAME, parse_sweep, read_staged
 
 # The output folder: refusals, lock and errors of writing
@@ -99,21 +98,6 @@ def test_a_file_that_a_killed_process_has_not_finished_is_removed(tmp_path, name
     monkeypatch.setattr(os, "replace", hold)
     replace_file(tmp_path / name, b"1")
     assert sorted(os.listdir(tmp_path)) == sorted([LOCK, name])
-
-
-@pytest.mark.parametrize(
-    ("code", "hint"),
-    [
-        (errno.ENOSPC, "free some space, then run the same command with --resume"),
-        (errno.EROFS, "make the folder writable, then run the same command with --resume"),
-        (errno.ENOTDIR, "another --output"),
-    ],
-)
-def test_an_error_of_writing_says_what_to_do(tmp_path, code, hint):
-    problem = f"cannot be written: {os.strerror(code)}"
-    with pytest.raises(OutputError, match=problem) as error, writing(tmp_path):
-        raise OSError(code, os.strerror(code))
-    assert error.value.hint == hint
 
 
 # Sweeps and stages

@@ -1,6 +1,5 @@
 """The engine: deadlines, the queue, errors of one request, the end, and adapters in memory."""
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -133,17 +132,6 @@ def test_out_of_memory_halves_the_batch(engine, held, polite, monkeypatch):
     assert engine.is_alive
 
 
-def test_closing_finishes_what_waits(polite):
-    engine = Engine()
-    futures = [engine.submit(polite, text) for text in TEXTS]  # its adapter is loaded meanwhile
-    engine.close()
-    assert all(each.result(0) for each in futures)
-    assert not engine.is_alive
-    with pytest.raises(errors.StoppedError, match="the engine is closed"):
-        engine.submit(polite, "a plot")
-    engine.close()
-
-
 def test_what_is_not_finished_in_time_fails(polite):
     for is_loaded in (True, False):
         engine = Engine()
@@ -157,21 +145,6 @@ def test_what_is_not_finished_in_time_fails(polite):
         for each in futures:
             with pytest.raises(errors.StoppedError, match="closed before" if is_loaded else None):
                 each.result(30)
-
-
-def test_what_is_computed_at_once_is_measured_unless_it_is_given(backbone, polite):
-    with Engine(str(backbone), batch_tokens=77) as given, Engine(str(backbone)) as measured:
-        for engine in (given, measured):
-            engine.pin(None, polite)
-        (given_body,) = given.adapters.models.bodies.values()
-        (body,) = measured.adapters.models.bodies.values()
-        assert given_body.limits.tokens == 77
-        assert body.measured
-        assert 16 <= body.limits.tokens <= 4096
-        known = body.limits
-        measured.submit(polite, "a plot").result(30)
-        body.measure()
-        assert body.limits == known
 
 
 def test_the_bytes_of_an_adapter_are_those_that_leave_with_it(engine, backbone, tmp_path):
@@ -270,17 +243,3 @@ def test_a_pinned_adapter_follows_its_tag_and_no_other_one_is_unpinned(published
         assert [use.reference for use in engine.models()] == ["polite@v1"]
         answer(engine, "polite@2")
         assert "polite@v1" in {use.reference for use in engine.models()}
-
-
-def test_a_new_version_that_cannot_be_loaded_changes_nothing(published, tmp_path):
-    store = LocalRegistry(tmp_path / "registry")
-    with Engine(registry=tmp_path / "registry") as engine:
-        before = answer(engine, "polite@stable")
-        store.tag(store.resolve("polite", "v2"), "stable")
-        (file,) = (tmp_path / "registry").glob("**/v2/adapter.json")
-        file.chmod(0o644)
-        file.write_text(json.dumps({"format": "nothing"}))
-        with pytest.warns(UserWarning, match="polite@stable stays at polite@v1"):
-            assert engine.refresh() == 0
-        assert engine.adapters.counts["failed_refreshes"] == 1
-        assert answer(engine, "polite@stable") == before

@@ -102,19 +102,6 @@ def test_greedy_texts_of_eight_methods_and_of_none_are_those_of_generate(fresh, 
 # The prefix cache
 
 
-def test_a_prompt_through_several_adapters_shares_no_pages(engine, writers):
-    """In several orders of two adapters and none, and through eight, forwards and backwards."""
-    names = (writers[0], writers[5], None)
-    model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
-    expected = {name: kit.written_alone(name, LONG_PROMPT, 6) for name in writers}
-    expected[None] = kit.tokens_alone(model, tokenizer, LONG_PROMPT, 6)
-    assert len({str(each) for each in expected.values()}) == len(expected)
-    options = GenerationOptions(max_tokens=6, temperature=0)
-    for order in (*list(itertools.permutations(names))[::2], writers, reversed(writers)):
-        for name in order:  # one after the other: what the first one computed is there
-            assert ask_all(engine, [(name, LONG_PROMPT)], options) == [expected[name]], order
-
-
 def test_a_prompt_is_computed_once_for_each_adapter(fresh, writers):
     tokens = []
     for name in (writers[0], writers[0], writers[6], writers[6], writers[0], None, None):
@@ -184,26 +171,6 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
     alone = ask_all(engine, [(writers[2], PROMPTS[0])], options)
     assert alone == [together]
     assert ids_of(other.result(60)) != together
-
-
-def test_requests_have_their_own_options(engine, writers):
-    options = [
-        GenerationOptions(max_tokens=3, temperature=0, logprobs=2),
-        GenerationOptions(max_tokens=7, temperature=0),
-        GenerationOptions(max_tokens=5, top_k=1, logprobs=0),
-    ]
-    running = [engine.generate(writers[0], PROMPTS[0], each) for each in options]
-    texts = [each.result(60) for each in running]
-    assert [text.completion_tokens for text in texts] == [3, 7, 5]
-    assert {text.finish_reason for text in texts} == {"length"}
-    assert ids_of(texts[0]) == ids_of(texts[1])[:3] == ids_of(texts[2])[:3]
-    first = texts[0].tokens[0]
-    assert first.alternatives[0] == (first.text.strip(), first.logprob)
-    assert len(first.alternatives) == 2
-    assert texts[1].tokens[0].logprob is None
-    assert texts[2].tokens[0].logprob == pytest.approx(first.logprob, abs=1e-4)
-    assert texts[0].prompt_tokens == 5
-    assert 0 < texts[0].first_token_seconds <= texts[0].seconds
 
 
 @long_table("chunks", [True, False], 2)

@@ -154,20 +154,6 @@ def test_a_text_stops_before_a_stop_text(bytewise, text, stop, expected):
     assert bytewise.decode(shown).startswith(expected)
 
 
-def test_what_may_be_a_stop_text_or_half_a_character_is_held_back(bytewise):
-    pieces = TextPieces(bytewise, [], ("END",))
-    shown = []
-    for token in bytewise("xEN.")["input_ids"]:
-        piece = pieces.add(GeneratedToken(token, pieces.next_text(token)))
-        shown.append(piece.text if piece else "")
-    assert shown == ["x", "", "", "EN."]
-    pieces = TextPieces(bytewise, [], ())
-    first = bytewise("é")["input_ids"][0]
-    piece = pieces.add(GeneratedToken(first, pieces.next_text(first)))
-    assert piece is None or piece.text == ""
-    assert pieces.end().text == "\ufffd"  # it was cut by the end
-
-
 def test_the_space_of_a_first_word_is_kept():
     """Tokenizers like SentencePiece's leave it out of the first word that they decode."""
     inner = Tokenizer(models.WordLevel({"<unk>": 0, "▁a": 1, "▁b": 2}, unk_token="<unk>"))

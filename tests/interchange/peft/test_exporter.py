@@ -13,7 +13,6 @@ from adapterhub.adapters.export import blocking, compare, in_peft
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.interchange.peft import exporter
-from adapterhub.interchange.peft.export_types import exact_names
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.importer import from_peft
 from adapterhub.methods import METHODS
@@ -199,14 +198,6 @@ def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
     scales = {placed.site.id: placed.module.scale for placed in again.placed}
     again.detach()
     assert scales == pytest.approx({p.site.id: p.module.scale for p in adapter.placed}, rel=1e-12)
-
-
-def test_names_are_short_where_they_match_exactly():
-    modules = dict.fromkeys(("layer.0.query", "layer.1.query", "layer.0.value"))
-    both = ["layer.0.query", "layer.1.query"]
-    assert exact_names(both, modules) == ["query"]
-    assert exact_names(both[:1], modules) == both[:1]
-    assert exact_names([*both, "layer.0.value"], modules) == ["query", "value"]
 
 
 # Outputs of an adapter beside those of its export in peft.

@@ -19,7 +19,6 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
 from adapterhub.serving import Engine
 from adapterhub.serving.http.lifecycle import ENDPOINTS
-from adapterhub.tasks import TASKS, parse_task
 from tests.kit import server as kit
 from tests.kit.matrix import example as spec_of
 from tests.kit.selection import ALL, cases_of
@@ -95,15 +94,6 @@ def test_no_request_of_a_fuzzer_is_an_error_of_the_server(server, writing, metho
         assert answer.status_code < 500 or answer.status_code == MEANT, (case.body, answer.text)
 
     check()
-
-
-def test_what_is_printed_has_the_declared_names(server):
-    assert not [name for name, task in TASKS.items() if not task.printed_fields]
-    for name, example in NAMED.items():
-        task = parse_task(example.task)
-        for answer in server.expected(name):
-            declared = {*task.printed_fields, task.input_name}
-            assert declared - {"similarity"} <= answer.keys() <= declared
 
 
 # Every task and method over HTTP, in batches that they share: the answers are those of `predict`.

@@ -127,23 +127,3 @@ def test_unknown_outputs_and_models(server, client):
     with pytest.raises(InferenceServerException, match="uncompressed"):
         client.infer("many", [tensor(TEXTS)], request_compression_algorithm="gzip")
     assert get(f"{server.url}/v2/models/many/versions/7", timeout=60).status_code == 404
-
-
-def test_what_tritons_client_asks_for(server):
-    before = get(f"{server.url}/v2/models/many/stats").json()["model_stats"][0]
-    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}]}
-    assert post(f"{server.url}/v2/models/many/infer", json=body, timeout=60).status_code == 200
-    after = get(f"{server.url}/v2/models/many/stats").json()["model_stats"][0]
-    assert after["name"] == "many"
-    assert after["inference_count"] - before["inference_count"] == 2
-    counts = [each["inference_stats"]["success"]["count"] for each in (before, after)]
-    assert counts[1] - counts[0] == 1
-    assert len(get(f"{server.url}/v2/models/stats").json()["model_stats"]) > 1
-    config = get(f"{server.url}/v2/models/many/config").json()
-    described = get(f"{server.url}/v2/models/many").json()
-    assert config["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1]}]
-    for ours, theirs in (("inputs", "input"), ("outputs", "output")):
-        assert [e["name"] for e in described[ours]] == [e["name"] for e in config[theirs]]
-    rows = post(f"{server.url}/v2/repository/index", json={}, timeout=60).json()
-    assert {"name": "many", "version": "", "state": "READY"} in rows
-    assert get(f"{server.url}/v2/models/nothing/config").status_code == 404

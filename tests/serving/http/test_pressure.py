@@ -23,7 +23,7 @@ from adapterhub.serving import Engine
 from adapterhub.serving.http import request as services
 from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.serving.http.request import RequestLimits
-from adapterhub.serving.shared_backbone import ClassModel, SharedBody
+from adapterhub.serving.shared_backbone import ClassModel
 from adapterhub.web.tokens import TokenFile
 from tests.kit.server import EXAMPLES, TEXTS, busy, running, service_of, started, write_adapter
 from tests.kit.session import wait_until
@@ -188,21 +188,6 @@ def test_bodies_that_are_wrong_in_many_places_tell_of_few():
         for request in requests:
             for name in request.model_fields:
                 assert errors(request, f'{{"{name}": {items}}}') < 50, (item, request, name)
-
-
-def test_bodies_are_read_beside_the_event_loop(pressed, monkeypatch):
-    url, _ = pressed
-    names = []
-    encode = SharedBody.encode
-
-    def noted(self, given, served):
-        names.append(threading.current_thread().name)
-        return encode(self, given, served)
-
-    monkeypatch.setattr(SharedBody, "encode", noted)
-    assert predict(url, "classes", *["a plot"] * 200).status == 200
-    assert all(name.startswith("adapterhub-encode") for name in names)
-    assert len(names) == 200
 
 
 # The end

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from requests import get, post
+from requests import post
 
 from adapterhub.serving import Engine
 from tests.kit import server as kit
@@ -175,13 +175,3 @@ def test_length_and_prefix_of_vectors(two):
     (short,) = ask(f"{url}/embed", {"inputs": CONTEXT, "normalize": True})
     assert same_answer(short, [value / size for value in vector])
     ask(f"{url}/embed", {"inputs": CONTEXT, "prompt_name": "passage"}, 400)
-
-
-def test_info_and_health(server, two):
-    assert get(f"{two[0]}/health", timeout=60).status_code == 200
-    assert get(f"{two[1]}/info", timeout=60).json()["model_id"] == "long"
-    found = get(f"{server.url}/info", headers={"x-adapter": "many"}, timeout=60).json()
-    assert list(found["model_type"]) == ["classifier"]
-    assert found["model_type"]["classifier"]["label2id"]["b"] == 1
-    assert found["max_input_length"] > 1
-    assert get(f"{server.url}/info", timeout=60).status_code == 400

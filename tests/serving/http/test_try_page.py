@@ -107,23 +107,6 @@ def test_what_is_unknown_is_said_and_nothing_is_markup(address, driver):
     assert not [line for line in log if "404" not in line]
 
 
-@in_browser
-def test_by_keyboard_alone(address, driver):
-    from selenium.webdriver.common.keys import Keys
-
-    web.shown_as(driver, 1280, "light")
-    driver.get(address)
-    time.sleep(0.5)
-    web.tab_to(driver, 'name="first"')
-    web.tab_to(driver, 'name="text"')
-    web.press(driver, "a plot")
-    web.tab_to(driver, "Ask")
-    web.press(driver, Keys.ENTER)
-    assert all("curl " in each for each in answers(driver))
-    web.tab_to(driver, "Copy")
-    web.press(driver, Keys.ENTER)
-
-
 def test_a_server_with_tokens_lists_nothing_without_one(server, tmp_path):
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.create("reader", adapters=("classification",))
