@@ -4,11 +4,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from adapterhub.data.examples import Example
 from adapterhub.data.options import PREDICT, DataOptions
-from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks import TASKS, dump_task, parse_task, task_class
-from adapterhub.tasks.common.base import ALIASES, aliases_of, resolve_alias
+from adapterhub.errors import DataError
+from adapterhub.tasks import TASKS, dump_task, parse_task
 from adapterhub.tasks.common.batches import pad
 from tests.kit.data import write_json_lines
 
@@ -110,15 +108,6 @@ def test_padding_matches_the_tokenizer(backbones, side):
     assert all(torch.equal(padded[key], expected[key]) for key in expected)
 
 
-def test_each_alias_is_a_task_with_its_options():
-    assert not ALIASES.keys() & TASKS.keys()
-    for alias, (name, options) in ALIASES.items():
-        task = parse_task(alias)
-        assert task.name == name
-        assert {key: getattr(task, key) for key in options} == options
-        assert alias in aliases_of(name)
-
-
 @pytest.mark.parametrize(
     ("spec", "normal"),
     [
@@ -132,13 +121,3 @@ def test_each_alias_is_a_task_with_its_options():
 )
 def test_the_normal_form_has_the_name_of_the_task(spec, normal):
     assert dump_task(parse_task(spec)) == dump_task(parse_task(normal))
-
-
-def test_an_unknown_name_suggests_names_and_aliases():
-    assert resolve_alias("classification") == ("classification", {})
-    assert task_class("sft") is TASKS["causal-lm"]
-    with pytest.raises(ConfigError, match=r"did you mean 'summarization'") as error:
-        parse_task("sumarization")
-    assert "summarization" not in error.value.expected
-    with pytest.raises(ConfigError, match="takes no few-shot examples"):
-        parse_task("classification").with_shots([Example("a film", None, "pos")], 1, seed=0)

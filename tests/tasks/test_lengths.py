@@ -6,29 +6,26 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import open_stream
-from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import Saved
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.status import Display, showing
-from adapterhub.tasks import TASKS, Setting, parse_task
+from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import encode_whole, longest_row, lost_tokens, truncate
 from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
-from adapterhub.tasks.common.preview import token_texts
 from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
 from adapterhub.tasks.tagging import Sentence
 from adapterhub.training.run import run
 from tests.kit.data import WORDS, word_tokenizer
 from tests.kit.runs import Notes, adapter_bytes
-from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
 
 SPECS = [case.task for case in CASES.values()] + [
@@ -122,22 +119,9 @@ def test_the_numbers_of_one_text(backbone):
     assert [len(row["labels"]) for row in encoded.rows] == [3, 2]
 
 
-def test_bytes_are_words_and_characters():
-    inner = Tokenizer(models.BPE({"Ġgood": 0, "Ã": 1, "©": 2, "Ã©": 3, "Ċ": 4, "a": 5}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel()
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
-    assert token_texts([0, 3, 4, 5, 1], tokenizer) == ["▁good", "é", "\\n", "a", "Ã"]
-
-
 # Streamed text: rows are whole, without padding, by the seed and the epoch, and resumable
 
-STREAMED = {
-    "masked-lm": ("bert", "masked-lm"),
-    "causal-lm": ("gpt2", "causal-lm(data=text)"),
-    "span-corruption": ("t5", "span-corruption"),
-    "denoising": ("bart", "denoising"),
-}
+STREAMED = ("masked-lm", "causal-lm(data=text)", "span-corruption", "denoising")
 
 
 @pytest.fixture
@@ -167,20 +151,20 @@ def test_windows_hold_all_tokens_once(ids, limit, framed):
         assert row["starts"] == odd
 
 
-@pytest.mark.parametrize("name", STREAMED)
-def test_rows_are_full_and_documents_are_separated(name, text, backbones):
+@pytest.mark.parametrize("task", STREAMED)
+def test_rows_are_full_and_documents_are_separated(task, text):
     stream, tokenizer = open_stream(str(text), DataOptions()), word_tokenizer()
-    encoded = parse_task(STREAMED[name][1]).encode_stream(stream, Setting(tokenizer, 32))
+    encoded = parse_task(task).encode_stream(stream, Setting(tokenizer, 32))
     lengths = [len(row["input_ids"]) for row in encoded.rows]
     assert len(set(lengths[:-1])) == 1
     ids = [i for row in encoded.rows for i in row["input_ids"]]
     words = tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
     special = set(tokenizer.all_special_ids)
     assert [i for i in ids if i not in special] == words
-    assert ids.count(tokenizer.eos_token_id) == (0 if name == "masked-lm" else 60)
+    assert ids.count(tokenizer.eos_token_id) == (0 if task == "masked-lm" else 60)
     first, again, later = (encoded.batch(range(8), epoch) for epoch in (0, 0, 1))
     assert all(first[key].equal(again[key]) for key in first)
-    assert all(first[key].equal(later[key]) for key in first) == (name == "causal-lm")
+    assert all(first[key].equal(later[key]) for key in first) == (task == "causal-lm(data=text)")
 
 
 def test_windows_of_a_bert_are_between_its_special_tokens(text, backbones):
@@ -195,29 +179,16 @@ def test_windows_of_a_bert_are_between_its_special_tokens(text, backbones):
     assert len(flagged) == 2 * len(encoded.rows) + 60, "and one after each document"
 
 
-def recipe(text, backbone, task, output, **data):
-    """Return a recipe that streams."""
-    train = {"epochs": 2, "max_length": 16, "batch_size": 4, "report": False, "save_every": 4}
-    flags = {"backbone": str(backbone), "task": task, "output": str(output), "train": train}
-    return read(flags=flags | {"data": {"train": str(text), "stream": True, **data}})
-
-
-@long_table("name", STREAMED, 2)
-def test_a_streamed_run(name, text, backbones, tmp_path):
-    architecture, task = STREAMED[name]
-    outcome = run(recipe(text, backbones(architecture), task, tmp_path / "run"), Reporter())
-    assert 0 < outcome.metrics["loss"] < 50
-    record = Saved.at(outcome.folder).manifest.training["data"]
-    assert (record["train"], record["eval"]) == (54, 6)
-
-
 def test_a_streamed_run_resumes_in_the_middle_of_an_epoch(text, backbones, tmp_path):
     """Given evaluation data are streamed, too."""
     (tmp_path / "dev.txt").write_text("the movie was good\n\nthe plot was bad\n\nfine")
 
     def made(name):
+        train = {"epochs": 2, "max_length": 16, "batch_size": 4, "report": False, "save_every": 4}
         data = {"eval": str(tmp_path / "dev.txt"), "eval_rows": 2, "rows": 30}
-        return recipe(text, backbones("bert"), "masked-lm", tmp_path / name, **data)
+        flags = {"backbone": str(backbones("bert")), "task": "masked-lm", "train": train}
+        flags |= {"data": {"train": str(text), "stream": True, **data}}
+        return read(flags=flags | {"output": str(tmp_path / name)})
 
     whole = run(made("whole"), Reporter())
     record = Saved.at(whole.folder).manifest.training["data"]
@@ -227,11 +198,3 @@ def test_a_streamed_run_resumes_in_the_middle_of_an_epoch(text, backbones, tmp_p
     cut = run(made("cut"), Reporter(), resume=True)
     assert adapter_bytes(tmp_path / "cut") == adapter_bytes(tmp_path / "whole")
     assert cut.metrics == whole.metrics
-
-
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - STREAMED.keys() - {"prompted"}))
-def test_another_task_streams_rows_and_needs_to_know_how_many(name, text, backbones, tmp_path):
-    with pytest.raises(ConfigError, match=f"data.stream=true with {name}") as error:
-        run(recipe(text, backbones("bert"), name, tmp_path / "run"), Reporter())
-    assert any("max_steps" in offender for offender in error.value.offenders)
-    assert "--steps" in error.value.hint

@@ -199,15 +199,6 @@ def inputs(batch):
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def test_orpo_reads_no_reference():
-    task = parse_task("preference(loss_type=orpo)")
-    assert not task.compares_with_reference
-    rows = encoded(task)
-    assert task.with_reference(tiny_llama(), rows, 4) is rows
-    chats = parse_task("preference(data=chat)")
-    assert chats.example(["a film"], DataOptions()).prompt == (("user", "a film"),)
-
-
 def test_log_probabilities_are_of_the_responses_alone():
     model = tiny_llama()
     task = parse_task("preference(template='{text} ')")

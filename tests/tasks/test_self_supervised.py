@@ -67,18 +67,6 @@ def test_each_mask_of_a_long_text_is_filled(backbones):
     assert all(0 < sum(fill.values()) <= 1 for fill in filled.fills)
 
 
-def test_of_tokens_with_one_text_the_most_probable_one_counts(backbones, monkeypatch):
-    """Such as with and without a space in front of it."""
-    model, tokenizer = ah.load_backbone(str(backbones("bert")), task="masked-lm")
-    monkeypatch.setattr(type(tokenizer), "decode", lambda self, ids, **_: " good"[ids[0] % 2 :])
-    task, setting = parse_task("masked-lm").for_model(model), Setting(tokenizer, 16)
-    encoded = task.encode([Example("the [MASK]")], setting, labelled=False)
-    (filled,) = task.predict(model, encoded, 1)
-    with torch.no_grad():
-        probabilities = model(**encoded.batch([0])).logits[0, 2].softmax(-1)
-    assert filled.fills == ({"good": pytest.approx(float(probabilities.max()))},)
-
-
 TEXT = "unbelievable films, unbelievable plots"
 PIECES = ["un", "believ", "able", "film", "plot", "s", ","]
 GROUPS = {  # with punctuation, or without
