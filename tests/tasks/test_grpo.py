@@ -1,6 +1,5 @@
 """Group relative policy optimization: rewards, advantages, losses, runs, and trl's trainer."""
 
-import json
 import pickle
 import warnings
 from contextlib import nullcontext
@@ -10,11 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import adapterhub as ah
-from adapterhub.cli.train import _rewarded
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.loop.report import Reporter
@@ -129,22 +125,6 @@ def test_rewards_are_weighted_and_those_that_do_not_score_a_text_do_not_count():
     assert all(value != value for value in total_rewards([slow], (1,), texts)[0])
 
 
-@pytest.mark.parametrize(
-    ("spec", "recipe", "expected"),
-    [
-        (None, None, {}),
-        ("grpo(beta=0.1, weights=[1, 2])", "task: seq2seq", {"beta": 0.1, "weights": [1, 2]}),
-        (None, "task: {grpo: {reward: exact, group: 4}}", {"group": 4}),
-        (None, "task: grpo", {}),
-    ],
-)
-def test_the_flag_sets_the_reward_of_the_task(spec, recipe, expected, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(recipe or "")
-    file = str(tmp_path / "recipe.yaml") if recipe else None
-    found = json.loads(_rewarded(spec, file, ["exact", "regex:a"]))
-    assert found == {"grpo": expected | {"reward": ["exact", "regex:a"]}}
-
-
 # Examples
 
 
@@ -194,15 +174,6 @@ def test_advantages_are_differences_in_a_group():
     std = groups[groups.isfinite()].std().item()
     by_batch = losses.advantages_of(groups, "batch").tolist()[0]
     assert by_batch == pytest.approx([(x - 0.5) / (std + losses.STD_FLOOR) for x in (1, 0, 0, 1)])
-
-
-@given(st.floats(-1e3, 1e3, width=32), st.lists(st.booleans(), min_size=1, max_size=9))
-def test_equal_rewards_have_no_deviation_and_no_advantage(reward, scored):
-    """Some texts of the group may be unscored; the first one may be."""
-    group = torch.tensor([[reward if each else NAN for each in scored]])
-    assert losses.deviations_of(group).tolist() == [0]
-    for scale in ("group", "batch", "none"):
-        assert losses.advantages_of(group, scale).tolist() == [[0] * len(scored)]
 
 
 RATIOS, A = [[1.5, 0.5, 1.1], [1.5, 0.5, 1.0]], [2.0, -1.0]

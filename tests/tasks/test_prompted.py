@@ -148,6 +148,8 @@ def test_words_and_few_shot_examples_that_do_not_fit(backbones):
         long.encode([Example("a film", None, "pos")], setting, labelled=False)
     with pytest.raises(ConfigError, match="do not fit the template"):
         parse_task({"prompted": {"examples": [["a film", "2"]]}})
+    with pytest.raises(ConfigError, match="takes no few-shot examples"):
+        parse_task("classification").with_shots(train, 1, seed=0)
 
 
 TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
@@ -243,11 +245,9 @@ def test_examples_of_the_training_rows_are_kept_and_served(
     assert {text for text, _ in kept} <= {row["text"] for row in rows}
     prompt = "the film was dull"
     expected = json.loads(succeeded(adapterhub("predict", run, "--json", prompt)))[key]
-    metrics = json.loads(succeeded(adapterhub("eval", run, "--data", file, "--json")))
     with Engine(backbones("llama")) as engine:
         served = [engine.submit(str(run / "adapter"), prompt).result(30)[key] for _ in range(3)]
         if key == "scores":
-            assert [label for _, label in kept] == ["0", "1"]
             assert served == [pytest.approx(expected, abs=1e-4)] * 3
             (model,) = engine.adapters.models.classes.values()
             assert model._prefix[1].prefix.length > 15
@@ -257,11 +257,6 @@ def test_examples_of_the_training_rows_are_kept_and_served(
         options = GenerationOptions(max_tokens=4, temperature=0)
         written = engine.generate(str(run / "adapter"), messages, options).result(30)
         assert written.text.strip() == expected
-    out = succeeded(adapterhub(
-        "eval", "--backbone", backbones("llama"), "--data", file, "--examples", file, "--shots", 2,
-        "--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)", "--json",
-    ))  # fmt: skip
-    assert json.loads(out).keys() == metrics.keys() >= {"exact_match", "loss"}
 
 
 # What prompts have in common is computed once, with the results of computing all of it

@@ -18,7 +18,6 @@ from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.common.tag_schemes import scheme_of, spans, written
 from adapterhub.tasks.tagging import Sentence, Tags, entities
 from tests.kit.data import words_of, write_json_lines
-from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
@@ -212,30 +211,15 @@ def test_plain_tags_are_scored_by_accuracy_and_macro_f1():
     assert cut["accuracy"] == 0.8
 
 
-@long_table(
-    ("tags", "scheme", "said", "expected"),
-    [
-        ("O S-film O B-mood E-mood", "bioes", "BIOES", "film: movie; mood: very good"),
-        ("D N V A J", "plain", "of words", "D: the; N: movie; V: was; A: very; J: good"),
-    ],
-    2,
-)
-def test_a_run_says_the_scheme_once_and_records_it(
-    tags, scheme, said, expected, train, adapterhub, tmp_path
-):
-    """Predictions have the tags of the data; words without entities are tagged, too."""
-    text, run = "the movie was very good", tmp_path / "run"
+def test_a_run_says_the_scheme_once_and_records_it(train, adapterhub, tmp_path):
+    """Predictions have the tags of the data."""
+    text, tags, run = "the movie was very good", "O S-film O B-mood E-mood", tmp_path / "run"
     rows = [{"tokens": text.split(), "tags": tags.split()}] * 16
-    rows += [{"tokens": ["the", "plot"], "tags": tags.split()[:2]}] * 8
     file = write_json_lines(tmp_path / "a.jsonl", rows)
     options = ("--epochs", 20, "--lr", 0.02, "--batch-size", 8)
     code, out, err = train("--task", "tagging", *options, file=file)
     assert code == 0, err
-    assert (out + err).count(f"the tags are {said}") == 1
-    task = ah.open(run).task
-    assert task.scheme == scheme
-    metrics = json.loads(succeeded(adapterhub("eval", run, "--data", file, "--json")))
-    assert metrics[task.main_metric] == 1.0
-    assert expected in succeeded(adapterhub("predict", run, text))
+    assert (out + err).count("the tags are BIOES") == 1
+    assert ah.open(run).task.scheme == "bioes"
     printed = json.loads(succeeded(adapterhub("predict", run, text, "--json")))
     assert printed["tags"] == tags.split()
