@@ -63,7 +63,7 @@ def answers(row, processor):
     return [re.split(r"[<\n]", text)[0].strip() for text in texts]
 
 
-def test_examples_are_read_shown_and_scored(questions, chats, loaded):
+def test_examples_are_read_shown_and_scored(questions, chats):
     first = examples(questions)[0]
     assert (first.name, first.question, first.label) == ("0-0.png", "which digit?", "0")
     path = str(questions.parent / "0-0.png")
@@ -75,10 +75,6 @@ def test_examples_are_read_shown_and_scored(questions, chats, loaded):
     assert TASK.shown(long)[1].splitlines() == [
         "user: <image> and <image> which digits?", "assistant: 0 and 1", "user: and this? <image>",
     ]  # fmt: skip
-    facts = TASK.show_row((data := encoded(questions, loaded("qwen2_vl")[1])).rows[0], data.setting)
-    assert "<|vision_start|> <|image_pad|>x4 <|vision_end|>" in facts["tokens"]
-    assert (facts["pixel_values"], facts["image_grid_thw"]) == ("16 x 96", "1 x 3")
-    assert facts["learned"].endswith(" 0 </s>")
     generated = [Generated("0"), Generated("one")]
     assert TASK.metrics(examples(questions)[:2], generated) == {"exact_match": 0.5}
     assert dataclasses.replace(TASK, metric="rouge").main_metric == "rougeL"

@@ -14,20 +14,17 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import label_options
-from adapterhub.bench.records import predicted_rows
 from adapterhub.data.media import MediaFile
 from adapterhub.data.media_formats import open_sound
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.inference.open import Predictor
-from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.speech_recognition import letter_ids
 from tests.kit import media, stand_ins
-from tests.kit.data import json_lines, write_tsv
-from tests.kit.selection import ALL, long_table
-from tests.kit.session import refused, succeeded
+from tests.kit.data import write_tsv
+from tests.kit.selection import long_table
+from tests.kit.session import succeeded
 
 PICTURES, SOUNDS = parse_task("image-classification"), parse_task("audio-classification")
 CLASSES = {PICTURES: ("0", "1", "2"), SOUNDS: ("high", "low", "middle")}
@@ -144,30 +141,15 @@ def test_an_adapter_belongs_to_its_processor(name, kind, setting, value, backbon
     ah.load(other, tmp_path / "a", any_backbone=True, any_tokenizer=True)
 
 
-@pytest.mark.parametrize(
-    ("task", "alias", "kind", "key"),
-    [
-        (PICTURES, "image-classification", "vit", "image"),
-        (SOUNDS, "keyword-spotting", "wav2vec2", "audio"),
-    ],
-)
-def test_a_table_and_a_folder_predict_the_same(
-    task, alias, kind, key, adapterhub, train, backbones, folders, tmp_path
-):
-    """Train on a table, evaluate on a folder, predict on paths, a folder and a table."""
-    folder, run = folders[task], tmp_path / "run"
+@pytest.mark.parametrize(("task", "key"), [(PICTURES, "image"), (SOUNDS, "audio")])
+def test_a_table_has_the_files_of_a_folder(task, key, folders):
+    folder = folders[task]
     names = [NAMES[task].format(label, i) for label in CLASSES[task] for i in range(4)]
     table = write_tsv(folder / "some.tsv", [(n, n.split("/")[0]) for n in names], f"{key}\tlabel")
-    words = ("--task", alias, "--eval", folder, "--method", "lora", "train.epochs=1")
-    out = succeeded(train(*words, folder=backbones(kind), file=table))
-    assert f"adapterhub predict {run} {key.upper()}" in out
-    outputs = []
-    for words in ([folder / n for n in names], ["--data", folder], ["--data", table]):
-        rows = json_lines(succeeded(adapterhub("predict", run, *words, "--json")))
-        assert all(row[key].endswith(n) for row, n in zip(rows, names, strict=True))
-        outputs.append([row["scores"] for row in rows])
-    assert outputs[0] == outputs[1] == outputs[2]
-    refused(adapterhub("predict", run, "missing.png"), "no such file")
+    fitted, choice = task.fitted(str(table), DataOptions(), "train")
+    files = task.read(str(folder), DataOptions(), "train")
+    assert fitted.read(str(table), choice.options, "train") == files
+    assert len(files) == 12
 
 
 # Sounds alone.
@@ -391,33 +373,3 @@ def test_the_language_is_named_and_there_is_a_tokenizer(loaded):
         ENGLISH.encode(file, Setting(moonshine, 128), labelled=True)
     with pytest.raises(ConfigError, match="has not learned to generate text"):
         TASK.encode(file, Setting(media.sound_extractor("wav2vec2"), 128), labelled=False)
-
-
-@long_table("name", ["speech-whisper", "speech-moonshine"], 2)
-def test_a_decoder_learns_to_write(name, adapterhub, train, backbones, speech, tmp_path):
-    """A run on four phrases ends without an error in any word, if it is long enough."""
-    run = tmp_path / "run"
-    task = "speech-recognition(language=en)" if "whisper" in name else "asr"
-    words = ("--task", task, "--method", "full", f"train.max_steps={160 if ALL else 2}")
-    succeeded(train(*words, "train.learning_rate=3e-3", folder=backbones(name), file=speech))
-    manifest = json.loads((run / "adapter/adapter.json").read_text())
-    assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0} or not ALL
-    out = succeeded(adapterhub("predict", run, speech / "1.wav", speech / "2.wav"))
-    assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"] or not ALL
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_rows_that_are_compared_have_the_error_rate_of_all(exact):
-    """Also without their texts, as the records of a study keep them."""
-    task = parse_task(f"speech-recognition(exact={str(exact).lower()})")
-    texts = {"Good day, Ann.": "good day an", "well": "Well, well"}
-    examples = [SimpleNamespace(name="a.wav", label=label) for label in texts]
-    predictions = [Generated(text) for text in texts.values()]
-    outcomes = [task.outcome(e, p) for e, p in zip(examples, predictions, strict=True)]
-    kept = predicted_rows("texts", outcomes).columns
-    assert not {"label", "prediction", "texts"} & kept.keys()
-    rows = [dict(zip(kept, values, strict=True)) for values in zip(*kept.values(), strict=True)]
-    score = row_score("texts", "wer")
-    found = score.summarize(score.columns(rows).sum(0))
-    assert found == pytest.approx(task.metrics(examples, predictions)["wer"])
-    assert found == pytest.approx(4 / 4 if exact else 2 / 4)
