@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.parquet
@@ -204,6 +205,17 @@ def test_too_few_rows_are_refused_with_what_to_type(rows):
     with pytest.raises(DataError, match="too few to hold any out") as error:
         held(rows)
     assert "--eval none" in error.value.hint
+
+
+def test_the_rarest_tag_is_the_stratum_of_a_sentence():
+    @dataclass(frozen=True)
+    class Tagged:
+        text: str
+        tags: tuple[str, ...]
+
+    rows = [Tagged("a", ("O", "B-x", "I-x")), Tagged("b", ("B-x", "B-y")), Tagged("c", ("O",))]
+    assert strata_of(rows) == ["x", "y", None]
+    assert reading.content_of(rows[0]) == ("a",)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

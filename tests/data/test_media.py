@@ -6,6 +6,7 @@ import io
 import os
 import re
 import struct
+import sys
 import zlib
 
 import datasets
@@ -24,7 +25,7 @@ from adapterhub.data.examples import data_hash
 from adapterhub.data.media import read_media
 from adapterhub.data.media_formats import PICTURE_FORMATS, Sound, open_picture, open_sound
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import DataError
+from adapterhub.errors import ConfigError, DataError
 from tests.kit import media
 from tests.kit.data import write_json_lines, write_tsv
 
@@ -247,6 +248,13 @@ def test_formats_of_sounds(options, tolerance):
     if options["format"] == "WAV":  # a stream that does not know its length
         unknown = data[:4] + struct.pack("<I", 0xFFFFFFFF) + data[8:]
         assert len(open_sound(unknown).samples) == len(TONE)
+
+
+def test_without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ConfigError, match="soundfile, which is not installed") as error:
+        open_sound(b"")
+    assert 'pip install "adapterhub[audio]"' in str(error.value)
 
 
 FLOATS, LARGE = np.ones((2, 2), np.float32), np.full((2, 2), 1 << 20, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ from torch import nn
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.loop import checkpoint, loop
-from adapterhub.loop.loop import check_length
+from adapterhub.loop.loop import RunClock, RunProgress, check_length
 from adapterhub.recipe.recipe import RunOptions, TrainOptions
 from tests.kit import runs
 from tests.kit.runs import BATCH, OPTIONS, Data, Learner, bits, final_bytes, fit, lines, scores
@@ -310,3 +311,16 @@ def test_a_run_that_patience_stopped_is_not_lengthened(tmp_path):
     assert fit(tmp_path, options, evaluate=evaluate, metric="accuracy").stopped_early
     with pytest.raises(ConfigError, match="stopped early after step 9"):
         fit(tmp_path, replace(options, epochs=9), resume=True, metric="accuracy")
+
+
+def test_training_and_other_work_are_timed_apart(monkeypatch):
+    readings = itertools.count()  # one second passes between two of them
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: float(next(readings)))
+    progress = RunProgress(examples=100, train_seconds=50.0)
+    run_clock = RunClock(progress, torch.device("cpu"))
+    run_clock.add_training()
+    run_clock.add_other()
+    run_clock.add_other()
+    assert (progress.train_seconds, progress.other_seconds) == (51.0, 2.0)
+    progress.examples += 8
+    assert run_clock.timing().examples_per_second == 4.0  # in two seconds of training

@@ -8,7 +8,6 @@ from transformers import get_scheduler
 
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
-from adapterhub.loop.engine import batch_order
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe import recipe
 
@@ -26,14 +25,6 @@ def test_any_number_of_rows_gives_a_run_that_trains_and_more_rows_never_much_les
         assert options.batch_size == default.batch_size
         seen.append(options.batch_size * steps)
     assert seen[1] >= seen[0] * 0.45
-
-
-@given(st.integers(1, 500_000), st.integers(1, 64), st.integers(1, 8))
-def test_an_epoch_has_the_steps_that_are_counted(rows, batch, accumulation):
-    batches = -(-rows // batch)
-    assert recipe.steps_per_epoch(rows, batch, accumulation) == -(-batches // accumulation)
-    if rows < 200:
-        assert len(batch_order([1] * rows, batch, 0, 0, False)) == batches
 
 
 @pytest.mark.parametrize(

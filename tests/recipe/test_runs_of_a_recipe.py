@@ -13,7 +13,7 @@ from adapterhub.pages.page import PAGE
 from adapterhub.recipe.output_folder import LOCK, check_output, hold_output, new_output
 from adapterhub.recipe.sweep import MOST_NAME, parse_sweep, read_staged
 
-# The output folder: refusals, lock and errors of writing
+# The output folder: refusals and lock
 
 
 def test_an_output_folder_is_checked_before_any_work(tmp_path, monkeypatch):

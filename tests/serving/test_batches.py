@@ -45,6 +45,14 @@ def test_a_batch_is_bounded_and_has_little_padding(queue, limits):
 
 
 @given(queues, limits)
+def test_no_equal_request_is_passed_over_for_a_later_one(queue, limits):
+    chosen = choose_batch(queue, limits)
+    for number in range(len(queue)):
+        later = [n for n in chosen if n > number and queue[n] == queue[number]]
+        assert number in chosen or not later
+
+
+@given(queues, limits)
 def test_every_request_is_chosen_after_as_many_batches_as_are_older(queue, limits):
     waiting, batches = list(enumerate(queue)), 0
     while waiting:

@@ -147,15 +147,6 @@ def test_what_is_not_finished_in_time_fails(polite):
                 each.result(30)
 
 
-def test_the_bytes_of_an_adapter_are_those_that_leave_with_it(engine, backbone, tmp_path):
-    compacter = write_adapter(backbone, tmp_path / "wide", "compacter(size=8, n=4)")
-    engine.pin(compacter)
-    adapters = {each.reference: each for each in engine.adapters._by_name.values()}
-    served = adapters[compacter]
-    own = sum(t.nbytes for t in ah.adapters(served.model.model)[served.name].tensors().values())
-    assert served.bytes > 2 * own  # its weights are written out in the banks
-
-
 # Adapters in memory: loaded once, beside running batches; evicted, and exchanged.
 
 
