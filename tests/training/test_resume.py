@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 from dataclasses import replace
@@ -21,10 +20,10 @@ from adapterhub.config.options import from_dict, resumed_as, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.files.native import Saved
-from adapterhub.loop.engine import NotFinite, _out_of_memory, not_finite_hint
+from adapterhub.loop.engine import NotFinite
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing
-from adapterhub.recipe.recipe import Recipe, RunOptions, TaskOptions, TrainOptions, read
+from adapterhub.recipe.recipe import Recipe, TaskOptions, TrainOptions, read
 from adapterhub.tasks.common.batches import learned
 from adapterhub.tasks.common.distillation import TeacherOptions
 from adapterhub.training.run import run
@@ -156,35 +155,6 @@ def test_what_makes_another_run_is_refused(recipe, name):
     assert sorted(path.name for path in Path(recipe.output).iterdir()) == before
 
 
-def advised() -> dict[str, tuple[tuple[str, ...], RunOptions]]:
-    """Return the words that errors in the middle of a run advise, and the options it had then."""
-    plain = RunOptions(batch_size=8, max_length=10, mixed_precision="bf16")
-    checkpointed = replace(plain, gradient_checkpointing=True)
-    states = (
-        plain, checkpointed, replace(plain, batch_size=1),
-        replace(checkpointed, offload_activations=True),
-    )  # fmt: skip
-    found = {}
-    for state in states:
-        hints = _out_of_memory(state).hint, not_finite_hint(1e-3, state.mixed_precision)
-        for way in re.split("; |, or |, ", "; ".join(hints)):
-            if words := tuple(re.findall(r"[a-z_.]+=[\w.]+", way)):
-                found.setdefault(" ".join(words), (words, state))
-    return found
-
-
-@long_table("advice", advised(), 4)
-def test_what_an_error_in_a_run_advises_works_word_for_word(recipe, advice):
-    words, state = advised()[advice]
-    had = with_words(recipe, train__gradient_checkpointing=state.gradient_checkpointing)
-    outcome = run(read(None, words, to_dict(had)), Reporter(), resume=True)
-    assert outcome.result.steps == 6
-    recorded = {name for each in stretches(recipe) for name in each["changed"]}
-    kinds = {word.partition("=")[0] for word in words}
-    same = {name for name in kinds if resumed_as(Recipe, name.split(".")) == "same"}
-    assert {name.removeprefix("recipe.") for name in recorded} <= kinds - same
-
-
 @pytest.mark.parametrize("which", ["train", "eval"])
 def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe, which, tmp_path):
     lines = Path(getattr(recipe.data, which)).read_text("utf-8").splitlines()
@@ -212,18 +182,15 @@ def taking(which: str, place: Path, recipe: Recipe, out: Path) -> tuple[object, 
     """Return a command that takes the folder of an adapter."""
     return {
         "predict": ("predict", place, "the movie was good"),
-        "predict a table": ("predict", place, recipe.data.eval, "--output", out / "table.csv"),
         "eval": ("eval", place, "--data", recipe.data.eval),
         "publish": ("publish", place, "--name", "mine", "--registry", out / "registry"),
-        "export": ("export", place, "--output", out / "peft"),
         "merge": ("merge", place, "--output", out / "merged"),
-        "show": ("show", place),
         "from": ("train", recipe.data.train, "--from", place, "--backbone", recipe.backbone,
                  "train.max_steps=1", "--output", out / "next", "--quiet"),
     }[which]  # fmt: skip
 
 
-COMMANDS = ("predict", "predict a table", "eval", "publish", "export", "merge", "show", "from")
+COMMANDS = ("predict", "eval", "publish", "merge", "from")
 
 
 @pytest.mark.parametrize("which", COMMANDS)
