@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from adapterhub.training import calibration
 from adapterhub.training import run as running
 from adapterhub.training.run import run
 from tests.kit import tiny_models
-from tests.kit.data import streamed_recipe, write_shards
 from tests.kit.runs import Notes, adapter_bytes
 from tests.kit.selection import ALL
 
@@ -308,22 +306,6 @@ def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe_with
     assert adapter_bytes(whole.folder.parent) == adapter_bytes(parts.folder.parent)
     last = checkpoint.load_checkpoint(checkpoint.folder_of(Path(cut.output), "last"))
     assert last.run["train"]["init"] == name.replace("recomputed", "lora-ga")
-
-
-def test_a_stream_is_read_from_its_beginning_and_an_adapter_takes_the_place_of_a_start(
-    backbone, tmp_path
-):
-    streamed = streamed_recipe(
-        backbone, tmp_path / "run", write_shards(tmp_path / "shards"), "method=lora-ga(rank=4)",
-        "train.max_steps=2",
-    )  # fmt: skip
-    first = run(streamed, notes := Notes())
-    assert notes.about("init=lora-ga: ")
-    again = replace(streamed, from_=str(first.folder), output=str(tmp_path / "again"))
-    with pytest.raises(ConfigError, match=r"and from train\.init=lora-ga"):
-        run(replace(again, train=replace(again.train, init="lora-ga")), Reporter())
-    run(again, notes := Notes())
-    assert not notes.about("init=")
 
 
 def test_large_matrices_have_the_same_directions(monkeypatch):

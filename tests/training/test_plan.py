@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import transformers
 
-from adapterhub.cli.train import print_rows
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
@@ -124,16 +123,11 @@ RUNS_TRIED = [
     ("bert", "classification", ["method=lora", "train.batch_size=16"]),
     ("bert", "classification", ["method=lora", "train.batch_size=64"]),
     ("bert", "classification", ["method=lora", "train.batch_size=16", *CHECKPOINTS]),
-    ("bert", "classification", ["method=pfeiffer", "train.batch_size=32"]),
     ("bert", "classification", ["method=full", "train.batch_size=16"]),
-    ("bert", "classification", ["method=prefix", "train.batch_size=32"]),
     ("bert", "classification", ["method=pfeiffer", "train.batch_size=32", *CHECKPOINTS]),
     ("bert", "masked-lm", ["method=lora", "train.batch_size=16"]),
-    ("llama", "causal-lm(data=text)", ["method=lora", "train.batch_size=16"]),
     ("llama", "causal-lm(data=text)", ["method=full", "train.batch_size=16", *CHECKPOINTS]),
     ("llama", "causal-lm(data=text)", ["method=prefix", "train.batch_size=8"]),
-    ("t5", "seq2seq", ["method=lora", "train.batch_size=16"]),
-    ("t5", "seq2seq", ["method=full", "train.batch_size=16"]),
     ("t5", "seq2seq", ["method=pfeiffer", "train.batch_size=32", *CHECKPOINTS]),
 ]
 
@@ -228,7 +222,7 @@ def recipe_of(backbone, task, file, **train):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, capsys):
+def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "load_backbone", None)
     case = CASES[name]
     recipe = recipe_of(backbones(case.backbone), case.task, case.data(tmp_path))
@@ -244,11 +238,6 @@ def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, 
         assert facts["text"].startswith(("the movie", "great movie"))
         assert "tokens" in facts["length"]
         assert "no text is cut" in notes[-1]
-    monkeypatch.setenv("COLUMNS", "80")
-    print_rows(recipe, 2)
-    printed = capsys.readouterr().out.splitlines()
-    assert all(len(line) < 80 for line in printed)
-    assert sum(line.startswith("row ") for line in printed) == 2
 
 
 def test_what_is_cut_and_what_is_padded(backbone, tmp_path, monkeypatch, adapterhub):
@@ -265,30 +254,3 @@ def test_what_is_cut_and_what_is_padded(backbone, tmp_path, monkeypatch, adapter
     command = ("train", file, "--backbone", backbone, "--eval", file, "--show", "2")
     assert succeeded(adapterhub(*command)).count("[CLS]") == 2
     assert not (tmp_path / "runs").exists()
-
-
-WORDS = "the movie was very good"
-CHAT = [
-    {"role": role, "content": content}
-    for role, content in zip(("user", "assistant") * 2, ("the movie", "was good", "a", "bad"),
-                             strict=True)
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("backbone_of", "task", "row", "length", "expected"),
-    [
-        ("t5", "seq2seq(max_target=3)", {"text": "the movie", "label": WORDS}, None,
-         {"cut from the target": "3 of 6 tokens: was very good", "cut": None}),
-        ("llama", "causal-lm(data=text)", {"text": "the movie was good"}, 3,
-         {"windows": "the text has 2"}),
-        ("llama", "causal-lm(data=text, pack=true)", {"text": "the movie was good"}, None,
-         {"text": None, "windows": None}),
-        ("llama", "chat", {"text": CHAT}, None, {"learned": "·x7 was good </s> ·x6 bad </s>"}),
-    ],
-)  # fmt: skip
-def test_targets_windows_and_chats(backbone_of, task, row, length, expected, backbones, tmp_path):
-    file = write_json_lines(tmp_path / "a.jsonl", [row] * 4)
-    recipe = recipe_of(backbones(backbone_of), task, file, max_length=length)
-    facts = preview_rows(recipe, 1)[0][0].facts
-    assert {name: facts.get(name) for name in expected} == expected

@@ -31,9 +31,6 @@ from adapterhub.training.sources import apportioned, drawn_rows, source_shares
 from adapterhub.training.stream import BlockReader, mix_streams, open_examples
 from tests.kit.data import sentences, word_tokenizer, write_json_lines, write_tsv
 from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
-from tests.kit.task_cases import CASES
-
-MEDIA = {name for name, case in CASES.items() if parse_task(case.task).decodes}
 
 
 def write_sources(folder: Path, sizes: tuple[int, ...] = (40, 20, 12)) -> list[str]:
@@ -210,22 +207,6 @@ def test_streams_are_interleaved_by_weight(tmp_path):
     assert list(islice(later, 5)) == blocks[4:]
     assert mixed.labels() == task.labels(list(mixed))
     assert len(list(mixed)) == 43
-
-
-@pytest.mark.parametrize("name", sorted(CASES.keys() - MEDIA))
-def test_every_task_reads_several_sources(name, tmp_path):
-    """Two copies of the rows of a task are read as twice the rows of one."""
-    case = CASES[name]
-    (tmp_path / "1").mkdir()
-    (tmp_path / "2").mkdir()
-    files = [str(case.data(tmp_path / number)) for number in "12"]
-    sources = {"train": files, "eval": files[0]}
-    flags = {"output": "o", "task": case.task, "backbone": "none", "data": sources}
-    data = read_data(read(None, [], flags))
-    one = read_data(read(None, [], {**flags, "data": {"train": files[0], "eval": files[0]}}))
-    assert list(data.train) == [*one.train, *one.train]
-    assert data.labels == one.labels
-    assert [source.train for source in data.sources] == [len(one.train)] * 2
 
 
 def test_chats_pairs_and_instructions_are_one_run(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from adapterhub.cli import main
-from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import BlockReader, Cursor
 from adapterhub.data.tables import read_table
@@ -26,13 +24,13 @@ from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
-from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks import parse_task
 from adapterhub.training import stream as streams
 from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.run_data import read_data
-from adapterhub.training.stream import StreamBatches, open_examples, stream_rows
-from tests.kit import data, processes, tiny_models
+from adapterhub.training.stream import StreamBatches, open_examples
+from tests.kit import processes, tiny_models
 from tests.kit.data import sentences, streamed_recipe, write_json_lines, write_shards, write_tsv
 from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
 from tests.kit.task_cases import CASES
@@ -42,20 +40,6 @@ ANSWERED = [
 ] * 25
 MEDIA = {"image-classification", "audio-classification", "speech-recognition", "image-text-to-text"}
 CLASSES = parse_task("classification")
-
-
-def test_it_reads_what_is_read_without_a_stream(tmp_path):
-    write_shards(tmp_path)
-    file = str(tmp_path / "part-2.parquet")
-    stream, notes = open_examples(file, DataOptions(), CLASSES)
-    assert list(stream) == CLASSES.read(file, stream.options, "train")
-    assert notes == (f"{file}: streamed from 1 shard; columns: text, label",)
-    assert stream[:3] == list(stream)[:3]
-    assert data_hash(stream) == stream.sha256
-    # The first rows of many files, to evaluate on.
-    several, _ = open_examples(str(tmp_path / "part-*.parquet"), DataOptions(), CLASSES, "eval")
-    assert len(list(islice(several, 7))) == 7
-    assert len(list(several)) == 64
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - MEDIA))
@@ -106,14 +90,11 @@ def messages(**texts: str) -> dict[str, object]:
 
 
 SAID = messages(user="a", assistant="b")
-PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 # Task -> a good row, a bad one, and what is said of it.
 BAD_ROWS = {
     "causal-lm": ({"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}, "is empty"),
     "causal-lm(data=chat)": (SAID, messages(user="a", assistant=""), "is empty"),
     "causal-lm(data=chat) ": (SAID, messages(user="a"), "not the assistant's"),
-    "seq2seq": ({"text": "a", "target": "b"}, {"text": "a", "target": None}, "is missing"),
-    "reward": (PAIR, PAIR | {"rejected": ""}, "is empty"),
     "masked-lm": ({"text": "a"}, {"text": None}, "is missing"),
     "embedding": ({"anchor": "a", "positive": "b"}, {"anchor": "", "positive": "b"}, "is empty"),
     "classification": (
@@ -138,20 +119,6 @@ def test_a_bad_row_is_found_before_the_backbone_is_loaded(task, tmp_path, monkey
         monkeypatch.setattr(streams, "_READ_THROUGH", 100)
         with pytest.raises(DataError, match=r"row 302 of rows\.jsonl"):
             list(read_data(recipe).train)
-
-
-def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_path):
-    rows = [*[SAID] * 301, messages(system="be kind", user="hello there", assistant="b")]
-    file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
-    stream, _ = open_examples(file, DataOptions(), parse_task("causal-lm"))
-    tokenizer = data.word_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
-        "{% endif %}{{ m.role ~ ' ' ~ m.content ~ ' ' }}{% endfor %}"
-    )
-    with pytest.raises(ConfigError, match="no system") as error:
-        stream_rows(stream, stream.task, Setting(tokenizer, 16))
-    assert error.value.offenders == ("the chat that begins with 'be kind'",)
 
 
 @pytest.fixture
