@@ -178,7 +178,6 @@ def test_metrics_are_those_of_sklearn():
     predicted = [Labels(labels, scores) for labels in (("x",), (), ("y",), ("x", "z"))]
     matrices = [[[n in each.labels for n in "xyz"] for each in of] for of in (examples, predicted)]
     metrics = TASK.metrics(examples, predicted)
-    assert (str(predicted[1]), str(predicted[3])) == ("-", "x 0.500, z 0.500")
     assert metrics["exact_match"] == 0.5
     for average in ("micro", "macro"):
         assert metrics[f"{average}_f1"] == f1_score(*matrices, average=average)

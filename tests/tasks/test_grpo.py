@@ -1,5 +1,6 @@
 """Group relative policy optimization: rewards, advantages, losses, runs, and trl's trainer."""
 
+import json
 import pickle
 import warnings
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.cli.train import _rewarded
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.loop.report import Reporter
@@ -125,6 +127,12 @@ def test_rewards_are_weighted_and_those_that_do_not_score_a_text_do_not_count():
     assert all(value != value for value in total_rewards([slow], (1,), texts)[0])
 
 
+def test_the_flag_sets_the_reward_of_the_task_of_a_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("task: {grpo: {reward: exact, group: 4}}")
+    found = json.loads(_rewarded(None, str(tmp_path / "recipe.yaml"), ["exact", "regex:a"]))
+    assert found == {"grpo": {"group": 4, "reward": ["exact", "regex:a"]}}
+
+
 # Examples
 
 
@@ -170,6 +178,7 @@ def test_advantages_are_differences_in_a_group():
         [0, -1 / (1 + losses.STD_FLOOR), 0, 1 / (1 + losses.STD_FLOOR)]
     )
     assert found[3] == [0] * 4
+    assert losses.advantages_of(torch.tensor([[NAN, 0.1, 0.1, 0.1]]), "group").tolist() == [[0] * 4]
     assert losses.advantages_of(groups, "none").tolist()[2] == [0, -1, 0, 1]
     std = groups[groups.isfinite()].std().item()
     by_batch = losses.advantages_of(groups, "batch").tolist()[0]

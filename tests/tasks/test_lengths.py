@@ -103,13 +103,7 @@ def test_examples_that_lose_tokens_are_counted(spec, long, short, count, backbon
     assert longest_row(whole) > 8
 
 
-def test_the_numbers_of_one_text(backbone):
-    """Those of its target are apart."""
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    task, setting = parse_task("classification"), Setting(tokenizer, 5, ("neg", "pos"))
-    whole = encode_whole(task, [Example(TEXT, None, "pos")], setting)
-    (lost,) = lost_tokens(whole, truncate(whole, task, setting))
-    assert (lost.cut, lost.tokens, lost.lost, lost.longest, lost.limit) == (1, 10, 5, 10, 5)
+def test_the_numbers_of_a_target_are_apart():
     task = parse_task("seq2seq(max_target=3)")
     setting = Setting(word_tokenizer(end="</s>"), 64)
     whole = encode_whole(task, [Example("a", None, TEXT), Example("a", None, "bad")], setting)

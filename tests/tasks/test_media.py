@@ -14,16 +14,19 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import label_options
+from adapterhub.bench.records import predicted_rows
 from adapterhub.data.media import MediaFile
 from adapterhub.data.media_formats import open_sound
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.inference.open import Predictor
+from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.speech_recognition import letter_ids
 from tests.kit import media, stand_ins
 from tests.kit.data import write_tsv
-from tests.kit.selection import long_table
+from tests.kit.selection import ALL, long_table
 from tests.kit.session import succeeded
 
 PICTURES, SOUNDS = parse_task("image-classification"), parse_task("audio-classification")
@@ -373,3 +376,33 @@ def test_the_language_is_named_and_there_is_a_tokenizer(loaded):
         ENGLISH.encode(file, Setting(moonshine, 128), labelled=True)
     with pytest.raises(ConfigError, match="has not learned to generate text"):
         TASK.encode(file, Setting(media.sound_extractor("wav2vec2"), 128), labelled=False)
+
+
+@long_table("name", ["speech-whisper", "speech-moonshine"], 2)
+def test_a_decoder_learns_to_write(name, adapterhub, train, backbones, speech, tmp_path):
+    """A run on four phrases ends without an error in any word, if it is long enough."""
+    run = tmp_path / "run"
+    task = "speech-recognition(language=en)" if "whisper" in name else "asr"
+    words = ("--task", task, "--method", "full", f"train.max_steps={160 if ALL else 2}")
+    succeeded(train(*words, "train.learning_rate=3e-3", folder=backbones(name), file=speech))
+    manifest = json.loads((run / "adapter/adapter.json").read_text())
+    assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0} or not ALL
+    out = succeeded(adapterhub("predict", run, speech / "1.wav", speech / "2.wav"))
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"] or not ALL
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_rows_that_are_compared_have_the_error_rate_of_all(exact):
+    """Also without their texts, as the records of a study keep them."""
+    task = parse_task(f"speech-recognition(exact={str(exact).lower()})")
+    texts = {"Good day, Ann.": "good day an", "well": "Well, well"}
+    examples = [SimpleNamespace(name="a.wav", label=label) for label in texts]
+    predictions = [Generated(text) for text in texts.values()]
+    outcomes = [task.outcome(e, p) for e, p in zip(examples, predictions, strict=True)]
+    kept = predicted_rows("texts", outcomes).columns
+    assert not {"label", "prediction", "texts"} & kept.keys()
+    rows = [dict(zip(kept, values, strict=True)) for values in zip(*kept.values(), strict=True)]
+    score = row_score("texts", "wer")
+    found = score.summarize(score.columns(rows).sum(0))
+    assert found == pytest.approx(task.metrics(examples, predictions)["wer"])
+    assert found == pytest.approx(4 / 4 if exact else 2 / 4)

@@ -379,9 +379,7 @@ def test_metrics_of_retrieval_count_each_query_and_each_text_once(loaded):
     assert task.outcome(examples[0], predictions[0])["right"]
     assert not task.outcome(examples[2], predictions[2])["right"]
     two = Embedded(np.array([[3.0, 4.0], [4.0, 3.0]], np.float32))
-    assert (str(two), str(Embedded(np.ones((1, 2))))) == ("0.960", "1.000 1.000")
-    printed = json.loads(json.dumps(two.as_dict()))
-    assert printed == {"vector": [3, 4], "similarity": pytest.approx(0.96)}
+    assert two.as_dict() == {"vector": [3, 4], "similarity": pytest.approx(0.96)}
 
 
 def test_the_pooling_is_that_of_the_training_of_the_backbone(loaded, backbones):

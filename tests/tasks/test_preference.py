@@ -120,11 +120,7 @@ def read(tmp_path, rows):
 
 @pytest.mark.parametrize(
     ("names", "marks"),
-    [
-        (("completion", "label"), (1, 0, 1)),
-        (("response", "kto_tag"), ("true", "False", "TRUE")),
-        (("output", "thumbs_up"), ("yes", "no", "yes")),
-    ],
+    [(("completion", "label"), (1, 0, 1)), (("output", "thumbs_up"), ("yes", "No", "YES"))],
 )
 def test_rated_responses_are_read(tmp_path, names, marks):
     rows = [

@@ -395,15 +395,6 @@ def test_runs_with_other_options_and_seeds_have_one_evaluation(trained):
     assert other[-1] == pytest.approx(plain[-1], rel=1e-5)
 
 
-def test_captions_that_are_cut_are_counted(photos):
-    for number in (1, 2, 3):
-        (photos / f"{number}.txt").write_text("a " * 11)
-    remark = "of 3 of 12 captions only the first 12 tokens are read: the backbone reads no more"
-    # Flux reads the long ones to the end: 512 tokens of T5.
-    for pipe, expected in ((made(), (remark,)), (made("FluxPipeline"), ())):
-        assert TextToImage().remarks(rows_of(TextToImage(), photos, pipe)) == expected
-
-
 def test_options_that_do_not_fit_a_pipeline(photos):
     flux, odd = made("FluxPipeline"), TextToImage(resolution=9)
     with pytest.raises(ConfigError, match="snr_gamma=5, and this pipeline learns by flow"):
