@@ -308,6 +308,17 @@ def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe_with
     assert last.run["train"]["init"] == name.replace("recomputed", "lora-ga")
 
 
+def test_an_adapter_takes_the_place_of_a_start(recipe_with):
+    usual = ("train.max_steps=1", "train.tensorboard=false", "train.report=false")
+    first = run(recipe_with("method=lora-ga(rank=4)", *usual), notes := Notes())
+    assert notes.about("init=lora-ga: ")
+    again = partial(recipe_with, *usual, f"from={first.folder}", output="again")
+    with pytest.raises(ConfigError, match=r"and from train\.init=lora-ga"):
+        run(again("train.init=lora-ga"), Reporter())
+    run(again(), notes := Notes())
+    assert not notes.about("init=")
+
+
 def test_large_matrices_have_the_same_directions(monkeypatch):
     matrix = torch.randn(60, 48) @ torch.diag(0.7 ** torch.arange(48.0))
     exact = calibration.leading(matrix, 5)

@@ -339,10 +339,4 @@ def test_what_is_not_compared(monkeypatch):
         "no bag of words was fitted:",
         "30 training rows, 784 characters, 3 classes are too many",
     )
-    for other in (
-        compare_with_words(data, rows, None),
-        compare_with_words(data, rows[1:], own),  # predictions of other rows
-        compare_with_words(replace(data, task=parse_task("tagging")), rows, own),
-        compare_with_words(replace(data, parts={"a": data}), rows, own),
-    ):
-        assert other is None
+    assert compare_with_words(data, rows[1:], own) is None  # predictions of other rows
