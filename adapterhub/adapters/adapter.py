@@ -207,11 +207,27 @@ class AdapterHead:
                 module.register_forward_pre_hook(raise_input, with_kwargs=True)
 
     def put_into(self, backbone: Backbone) -> None:
-        """Put the adapter's head and labels into the model."""
+        """Put the adapter's head and labels into the model, in its mode.
+
+        `train` and `eval` of the model do not reach modules that are out of it.
+        """
+        self.patch.push(partial(self._set_original_mode, backbone.module))
         for name, module in self.own.items():
+            module.train(backbone.module.training)
             owner, _, leaf = name.rpartition(".")
             self.patch.put(backbone.module.get_submodule(owner)._modules, leaf, module)
         set_labels(backbone, self.labels, self.patch)
+
+    def _set_original_mode(self, model: nn.Module) -> None:
+        """Set the original head to the mode of the rest of the backbone, which may be frozen."""
+        heads = {name.partition(".")[0] for name in self.original}
+        rest = [
+            child.training
+            for name, child in model.named_children()
+            if name not in {CHILD, *heads} and any(True for _ in child.parameters())
+        ]
+        for module in self.original.values():
+            module.train(any(rest) if rest else model.training)
 
     def convert(self, model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the modules that are not in the model now."""

@@ -134,3 +134,27 @@ def test_an_inactive_adapter_keeps_its_choice_and_a_missing_head_is_refused():
     without = tiny_models.model("gpt2", "causal-lm")
     with pytest.raises(AttachError, match="no task head"):
         add_heads(ah.attach(without, "lora"), TASKS, 0)
+
+
+def modes(modules):
+    return {each.training for module in modules for each in module.modules()}
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "roberta", "llama", "t5"])
+def test_heads_that_are_out_of_the_model_follow_its_mode(architecture):
+    """The head of an adapter, and the head that it replaces, have the mode of the model."""
+    model = tiny_models.usual_model(architecture)
+    for name in "ab":
+        ah.attach(model.eval(), "lora", name=name)
+    for mode in (True, False, True):
+        model.train(mode)
+        for active in ((), ("a",), ("b",)):
+            ah.activate(model, *active)
+            assert modes([model]) == {mode}
+    ah.detach(model)
+    assert modes([model]) == {True}
+    adapter = ah.attach(model, "lora")
+    adapter.train_mode()
+    assert modes(adapter.head.own.values()) == {True}
+    with ah.disabled(model):  # a reference has no dropout
+        assert modes(adapter.head.original.values()) == {False}
