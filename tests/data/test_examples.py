@@ -317,3 +317,12 @@ def test_bad_names_are_refused(spec, problem):
         parse_labels(spec)
     assert problem in str(error.value)
     assert "0=negative,1=positive" in error.value.expected
+
+
+def test_there_are_at_most_five_short_lines_without_control_characters():
+    train = [
+        Example("same \x1b[31m" + "x" * 500, None, f"\x1b{'y' * 300}{i % 3}") for i in range(90)
+    ]
+    found = notes([*train, *texts(*"ab" * 9)], train)
+    assert 0 < len(found) <= 5
+    assert all(len(note) < 250 and "\x1b" not in note for note in found)

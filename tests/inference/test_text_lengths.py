@@ -340,3 +340,18 @@ def test_spoken_texts_longer_than_the_decoder_are_refused_by_name(backbones, tmp
         result = adapterhub(*words, *more)
         refused(result, f"{name}: a text of", "texts are longer than the backbone writes")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("backbone_of", "kind"), [("gpt2", "causal-lm"), ("bart", "seq2seq")])
+def test_texts_that_are_written_piece_by_piece_say_what_was_cut(
+    backbone_of, kind, backbones, tmp_path, adapterhub
+):
+    folder = trained_on(backbones(backbone_of), tmp_path / "run", KINDS[kind], 8)
+    model, told = ah.open(folder), "1 of 1 inputs are longer than 64 tokens"
+    for stream in (False, True):
+        with pytest.warns(UserWarning, match=told):
+            list(model.generate(LONG, stream=stream, max_new_tokens=2))
+    words = ("predict", folder, LONG, "--max-new-tokens", 2)
+    assert told in adapterhub(*words)[2]
+    with pytest.warns(UserWarning, match=told):
+        assert adapterhub(*words, "--stream")[0] == 0

@@ -223,3 +223,12 @@ def test_entities_are_marked_in_their_text():
     assert figures.marked_text("Al in Rome", spans, [["per", 0, 2]]) == [
         ("Al", "per", True), (" in ", "", False), ("Rom", "loc", False), ("e", "", False)
     ]  # fmt: skip
+
+
+def test_names_are_text_and_not_markup_or_formulas():
+    name = '</svg><script>alert(1)</script>$\\frac{1}{2$ "&'
+    svg = line_chart({name: POINTS, "b": POINTS}, name)
+    tree = ElementTree.fromstring(svg)
+    assert "<script" not in svg
+    assert name[:30] in "".join(tree.itertext())
+    assert name in "".join(tree.itertext())

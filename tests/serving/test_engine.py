@@ -1,5 +1,6 @@
 """The engine: deadlines, the queue, errors of one request, the end, and adapters in memory."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -234,3 +235,17 @@ def test_a_pinned_adapter_follows_its_tag_and_no_other_one_is_unpinned(published
         assert [use.reference for use in engine.models()] == ["polite@v1"]
         answer(engine, "polite@2")
         assert "polite@v1" in {use.reference for use in engine.models()}
+
+
+def test_a_new_version_that_cannot_be_loaded_changes_nothing(published, tmp_path):
+    store = LocalRegistry(tmp_path / "registry")
+    with Engine(registry=tmp_path / "registry") as engine:
+        before = answer(engine, "polite@stable")
+        store.tag(store.resolve("polite", "v2"), "stable")
+        (file,) = (tmp_path / "registry").glob("**/v2/adapter.json")
+        file.chmod(0o644)
+        file.write_text(json.dumps({"format": "nothing"}))
+        with pytest.warns(UserWarning, match="polite@stable stays at polite@v1"):
+            assert engine.refresh() == 0
+        assert engine.adapters.counts["failed_refreshes"] == 1
+        assert answer(engine, "polite@stable") == before

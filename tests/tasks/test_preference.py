@@ -308,3 +308,12 @@ def test_a_loss_and_its_gradients_are_those_of_trl(name, tmp_path):
     assert found.item() == pytest.approx(expected.item(), rel=2e-6)
     theirs = torch.autograd.grad(expected, list(model.parameters()))
     torch.testing.assert_close(gradients, theirs, rtol=1e-4, atol=2e-6)
+
+
+def test_orpo_reads_no_reference():
+    task = parse_task("preference(loss_type=orpo)")
+    assert not task.compares_with_reference
+    rows = encoded(task)
+    assert task.with_reference(tiny_llama(), rows, 4) is rows
+    chats = parse_task("preference(data=chat)")
+    assert chats.example(["a film"], DataOptions()).prompt == (("user", "a film"),)

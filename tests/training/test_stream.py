@@ -24,13 +24,13 @@ from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
-from adapterhub.tasks import parse_task
+from adapterhub.tasks import Setting, parse_task
 from adapterhub.training import stream as streams
 from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.run_data import read_data
-from adapterhub.training.stream import StreamBatches, open_examples
-from tests.kit import processes, tiny_models
+from adapterhub.training.stream import StreamBatches, open_examples, stream_rows
+from tests.kit import data, processes, tiny_models
 from tests.kit.data import sentences, streamed_recipe, write_json_lines, write_shards, write_tsv
 from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
 from tests.kit.task_cases import CASES
@@ -282,3 +282,17 @@ def test_what_a_stream_does_not_go_with_is_told(backbone, tmp_path, shards, word
 
 if __name__ == "__main__":
     train_and_record()
+
+
+def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_path):
+    rows = [*[SAID] * 301, messages(system="be kind", user="hello there", assistant="b")]
+    file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
+    stream, _ = open_examples(file, DataOptions(), parse_task("causal-lm"))
+    tokenizer = data.word_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}{{ m.role ~ ' ' ~ m.content ~ ' ' }}{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="no system") as error:
+        stream_rows(stream, stream.task, Setting(tokenizer, 16))
+    assert error.value.offenders == ("the chat that begins with 'be kind'",)
