@@ -20,7 +20,7 @@ from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import LEAST_STEPS, Cell, Group, next_cells, runs_left
 from adapterhub.bench.execute import EVALUATIONS, TaskData, read_task_data, run_cell
 from adapterhub.bench.plan import StepTime, affordable
-from adapterhub.bench.study import BenchOptions
+from adapterhub.bench.study import BenchOptions, as_begun, keep_study
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import Stopped
@@ -239,3 +239,24 @@ def test_no_evaluation_and_test_rows_of_a_run_are_refused(recipe):
         read_task_data(without, None, 1_000)
     with pytest.raises(ConfigError, match=r"data\.test=0\.1 in a study"):
         read_task_data(replace(recipe, data=replace(recipe.data, test=0.1)), None, 10)
+
+
+def test_slow_evaluations_leave_fewer_rows_to_select(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "FEWEST_SELECTING", 3)
+    monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 1.0))
+    bench = replace(study.bench, steps=None, methods=("head", "lora"))
+    plan = planned(replace(study, bench=replace(bench, budget="2m")), tmp_path)[0]
+    selecting = len(plan.contexts["train"].data.run.evaluation)
+    unlimited = planned(replace(study, bench=bench), tmp_path / "all")[0]
+    every = len(unlimited.contexts["train"].data.run.evaluation)
+    assert 3 <= selecting < every
+    assert plan.study.bench.select_rows == selecting
+    assert f"{selecting} rows select, of {every}" in " ".join(plan.notes)
+    again = as_begun(replace(study, bench=replace(bench, budget="2m")), tmp_path / "study")
+    assert again.bench.select_rows == bench.select_rows  # nothing was begun there
+    keep_study(plan.study, tmp_path / "study")
+    begun = as_begun(replace(plan.study, bench=replace(bench, budget="2m")), tmp_path / "study")
+    assert begun.bench.select_rows == selecting
+    monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 0.01))
+    plan = planned(replace(study, bench=replace(bench, budget="1h")), tmp_path / "long")[0]
+    assert plan.study.bench.select_rows >= every

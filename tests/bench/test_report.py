@@ -132,3 +132,14 @@ def test_every_column_of_a_trained_method(made_results):
     methods = tuple(replace(each, gap=None, costs=None) for each in task.methods)
     titles = {*task_table(replace(task, methods=methods)).columns}
     assert found.keys() - titles == {"fit gap", "trained", "files", "training", "peak memory"}
+
+
+def test_all_tasks_are_in_one_table(made_results):
+    other = replace(made_results[0], task="yours")
+    table = tables.summary_table([made_results[0], replace(other, methods=other.methods[:1])])
+    assert table.columns == ["method", "mine", "yours"]
+    found = {name: texts for name, *texts in table.texts()}
+    assert found["mam"] == ["diverged", ""]
+    assert found["head"][0] == found["head"][1]
+    loss = replace(made_results[0], score=replace(made_results[0].score, name="loss"))
+    assert tables.score_title(loss) == "loss, lower is better"

@@ -341,3 +341,11 @@ def test_constants_are_kept_in_the_folder_of_a_study(tmp_path):
     (tmp_path / baselines.CONSTANTS).write_text("[1]")
     with pytest.raises(FileError, match="delete"):
         baselines.read_constants(tmp_path)
+
+
+def test_the_most_frequent_labels_of_several():
+    train = [SimpleNamespace(labels=labels) for labels in (("b", "a"), ("a", "b"), ("a",), ())]
+    constant = constant_of("sets", train)
+    assert (constant.value, constant.share) == (["a", "b"], 0.5)
+    rows = PredictedRows("sets", {"label": [["a"], ["a", "b"]], "prediction": [[], []]})
+    assert accuracy(constant.predict(rows), "exact_match") == 0.5

@@ -148,7 +148,7 @@ UNREAD = [
 ]
 
 
-@long_table(("kind", "spec", "style", "problem"), UNREAD, 3)
+@long_table(("kind", "spec", "style", "problem"), UNREAD, 1)
 def test_what_diffusers_would_not_read_is_not_written(kind, spec, style, problem, tmp_path):
     adapter = ah.attach(pipeline(kind=kind), spec)
     with pytest.raises(MismatchError) as error:

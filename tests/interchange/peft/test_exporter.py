@@ -70,7 +70,7 @@ EXPORTS = {
 }  # fmt: skip
 
 
-@long_table("case", EXPORTS, 4)
+@long_table("case", EXPORTS, 3)
 def test_an_export_gives_equal_outputs(tmp_path, case):
     architecture, task, spec, options, same = EXPORTS[case]
     pair = compare_export(tmp_path / "out", architecture, spec, task, **options)

@@ -68,7 +68,7 @@ IMPORTS = {
 
 
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
-@long_table("case", IMPORTS, 4)
+@long_table("case", IMPORTS, 3)
 def test_an_import_gives_equal_outputs(tmp_path, case):
     architecture, task, config, options, methods = IMPORTS[case]
     adapter = compare_import(tmp_path, architecture, config, task, **options)

@@ -131,7 +131,7 @@ CASES = [
 ]
 
 
-@long_table(("architecture", "task", "options"), CASES, 3)
+@long_table(("architecture", "task", "options"), CASES, 2)
 def test_every_linear_layer(tmp_path, architecture, task, options):
     saved = {"modules_to_save": []} if task == CLASS else {}
     names = linear_names(tiny_models.model(architecture, task))

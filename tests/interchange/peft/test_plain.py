@@ -41,7 +41,7 @@ def test_every_row_is_compared():
     assert names == PLAIN.keys()
 
 
-@long_table(("kind", "architecture", "task"), CELLS, 2 * len(MODELS), nightly=len(MODELS))
+@long_table(("kind", "architecture", "task"), CELLS, len(MODELS), nightly=3)
 def test_equal_or_refused(tmp_path, kind, architecture, task):
     outcomes = Differential(kind, architecture, task, tmp_path).run()
     wrong = {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"}
