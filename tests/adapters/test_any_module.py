@@ -308,7 +308,7 @@ OF_ATTENTION = [
 ]  # fmt: skip
 
 
-@long_table("method", ["lora", "dora", "loha", "oft", "ia3"], 3)
+@pytest.mark.parametrize("method", ["lora", "dora", "loha", "oft", "ia3"])
 @pytest.mark.parametrize(("build", "batch", "sites"), OF_ATTENTION)
 def test_weights_of_an_attention(method, build, batch, sites, tmp_path):
     torch.manual_seed(0)
@@ -451,7 +451,7 @@ class ByAttention(Reading):
 READING = (ByLinear, ByProduct, ByName, ByFunction, ByGetattr, ByLoop, ByCat, ByAttention)
 
 
-@long_table("method", ["lora", "dora", "oft", "ia3"], 2)
+@pytest.mark.parametrize("method", ["lora", "dora", "oft", "ia3"])
 @pytest.mark.parametrize("cls", READING)
 def test_a_weight_that_a_helper_reads_has_its_adapter(cls, method):
     """Each module has an effect and a gradient, and computes what merged weights compute."""
@@ -497,7 +497,7 @@ class Windows(nn.Module):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@long_table("method", ["lora", "dora", "ia3", "oft", "norms", "full"], 3)
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3", "oft", "norms", "full"])
 def test_a_bias_that_chooses_the_kernel_of_attention_is_as_before(method, layout):
     """Torch computes attention with a mask that requires gradients by another kernel."""
 
