@@ -207,34 +207,16 @@ class AdapterHead:
                 module.register_forward_pre_hook(raise_input, with_kwargs=True)
 
     def put_into(self, backbone: Backbone) -> None:
-        """Put the adapter's head and labels into the model, in its mode.
-
-        `train` and `eval` of the model do not reach modules that are out of it.
-        """
-        self.patch.push(partial(self._set_original_mode, backbone.module))
+        """Put the adapter's head and labels into the model."""
         for name, module in self.own.items():
-            module.train(backbone.module.training)
             owner, _, leaf = name.rpartition(".")
             self.patch.put(backbone.module.get_submodule(owner)._modules, leaf, module)
         set_labels(backbone, self.labels, self.patch)
 
-    def _set_original_mode(self, model: nn.Module) -> None:
-        """Set the original head to the mode of the rest of the backbone, which may be frozen."""
-        heads = {name.partition(".")[0] for name in self.original}
-        rest = [
-            child.training
-            for name, child in model.named_children()
-            if name not in {CHILD, *heads} and any(True for _ in child.parameters())
-        ]
-        for module in self.original.values():
-            module.train(any(rest) if rest else model.training)
-
-    def convert(self, model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the modules that are not in the model now."""
+    def absent(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules, own and original, that are not in the model now."""
         there = set(map(id, model.modules()))
-        for module in (*self.own.values(), *self.original.values()):
-            if id(module) not in there:
-                module._apply(fn)  # type: ignore[no-untyped-call]
+        return [m for m in (*self.own.values(), *self.original.values()) if id(m) not in there]
 
     def lowered(self) -> AdapterHead:
         """Return a copy in the dtype of the model's own head, to become a part of the model."""
@@ -596,10 +578,15 @@ class Adapter:
         """Convert or move the parts that are not in the model now, but may be later."""
         for changed in self.changed:
             changed.convert(fn)
-        for _, head in self.all_heads():
-            head.convert(self.model, fn)
+        for module in self.absent_heads():
+            module._apply(fn)  # type: ignore[no-untyped-call]
         if self.new_tokens:
             self.new_tokens.convert(fn)
+
+    def absent_heads(self) -> Iterator[nn.Module]:
+        """Yield the modules of task heads that are not in the model now."""
+        for _, head in self.all_heads():
+            yield from head.absent(self.model)
 
     def inject(self) -> None:
         """Add the site modules to the slots of their hosts, inactive."""
@@ -882,6 +869,8 @@ class Adapter:
             for name, child in self.model.named_children():
                 if name not in heads:
                     _still(child, trained, True)
+            for module in self.head.original.values() if self.head else ():
+                module.eval()  # frozen, and in the model while the adapter is inactive
             keep_training(self.anatomy)
             for below in self.on:
                 below.still()

@@ -7,8 +7,9 @@
     resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
     _apply                   half(), to(...): also converts parameters that are not in the model
                              now: replaced backbone parameters, and copies of inactive adapters
-    train                    keeps batch norms in evaluation mode: their averages do not belong to
-                             an adapter, and changing them would change the backbone
+    train                    of the model: also sets the mode of task heads that are not in it now;
+                             of batch norms: keeps them in evaluation mode, because their averages
+                             do not belong to an adapter, and they would change the backbone
     generate                 passes the end of the prompt to modules that change some tokens
     init_continuous_batching, continuous_batching_context_manager
                              called by generate_batch: refuse requests that their thread would
@@ -331,7 +332,7 @@ def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
             patch.override(module, "train", still)
             module.training = False
     if state.backbone.foreign:  # other libraries have no Trainer that resumes from its files
-        functions = {"_apply": convert}
+        functions = {"_apply": convert, "train": set_mode}
         for _, module in own_modules(model):
             if hasattr(type(module), _SAVE):
                 patch.override(module, _SAVE, RefusedSave(state))
@@ -458,6 +459,15 @@ def convert(
     return model
 
 
+def set_mode(state: AttachedAdapters, train: Callable[..., Any], mode: bool = True) -> Any:
+    """Set the model and the task heads that are not in it now to training or evaluation mode."""
+    model = train(mode)
+    for adapter in state.adapters.values():
+        for module in adapter.absent_heads():
+            module.train(mode)
+    return model
+
+
 def write_text(
     state: AttachedAdapters, generate: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
@@ -566,6 +576,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "load_state_dict": load_tensors,
     "resize_token_embeddings": refuse_resize,
     "_apply": convert,
+    "train": set_mode,
     "generate": write_text,
     "init_continuous_batching": batch_continuously,
     "continuous_batching_context_manager": refuse_kept_manager,

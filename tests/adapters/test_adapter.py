@@ -142,7 +142,7 @@ def modes(modules):
 
 @pytest.mark.parametrize("architecture", ["distilbert", "roberta", "llama", "t5"])
 def test_heads_that_are_out_of_the_model_follow_its_mode(architecture):
-    """The head of an adapter, and the head that it replaces, have the mode of the model."""
+    """`train` and `eval` reach the head of an inactive adapter and the head that it replaces."""
     model = tiny_models.usual_model(architecture)
     for name in "ab":
         ah.attach(model.eval(), "lora", name=name)
@@ -151,6 +151,8 @@ def test_heads_that_are_out_of_the_model_follow_its_mode(architecture):
         for active in ((), ("a",), ("b",)):
             ah.activate(model, *active)
             assert modes([model]) == {mode}
+        for adapter in ah.adapters(model).values():  # a route may use each
+            assert modes(adapter.head.own.values()) == {mode}
     ah.detach(model)
     assert modes([model]) == {True}
     adapter = ah.attach(model, "lora")
