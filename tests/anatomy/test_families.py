@@ -161,7 +161,7 @@ def test_the_block_is_what_the_layer_continues_with(architecture):
         residual = inputs[input_host or site.host]
         total = residual + (outputs[postnorm] if postnorm else outputs[site.host])
         if norm:
-            torch.testing.assert_close(total, inputs[norm], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(total, inputs[norm].view_as(total), atol=1e-5, rtol=1e-5)
             total = outputs[norm]
         if following and (following.stack, following.layer) == (site.stack, site.layer):
             residual = inputs[following.stream.input_host or following.host]
