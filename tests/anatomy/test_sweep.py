@@ -104,7 +104,7 @@ def test_a_method_works_on_a_common_or_irregular_architecture(model_type, method
     assert outcome(model_type, method) == ("ok, not run" if not_run else "ok")
 
 
-@long_table(("model_type", "method"), REFUSED, 3)
+@pytest.mark.parametrize(("model_type", "method"), REFUSED)
 def test_a_method_without_a_place_is_refused(model_type, method):
     found = outcome(model_type, method)
     assert found.startswith("refused: ")

@@ -28,7 +28,7 @@ def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_pa
         refused(adapterhub(*line, *words), expected)
 
 
-@long_table("method", ["lora(rank=2)", "full"], 2)
+@pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
 def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method):
     folder = write_adapter(backbones("llama"), tmp_path / "tuned", method, CAUSAL)
     rows = [{"prompt": f"the {word} was", "completion": "very good"} for word in ("movie", "plot")]
@@ -49,7 +49,7 @@ def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method
     refused(adapterhub(*bare, "--against-backbone"), "no adapter to compare")
 
 
-@long_table("method", ["lora(rank=2)", "full"], 2)
+@pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
 def test_a_run_scores_what_it_retains(adapterhub, backbones, tmp_path, method):
     rows = {
         "train": [("the movie was", "very good"), ("a plot is", "dull")] * 8,
@@ -105,7 +105,7 @@ def test_each_task_prints_and_records_the_error_of_each_score(
     assert len(re.findall(ERROR, card)) == 2 * len(own)
 
 
-@long_table("kind", ["file", "share"], 2)
+@pytest.mark.parametrize("kind", ["file", "share"])
 def test_test_rows_choose_nothing_and_are_shown_everywhere(
     kind, train, trained, trained_once, adapterhub, tmp_path
 ):

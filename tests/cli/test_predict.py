@@ -13,7 +13,6 @@ import pytest
 from adapterhub.inference.open import Predictor
 from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.runs import TABLE_ROWS, train_two, write_table
-from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import CASES
 
@@ -80,11 +79,10 @@ def written(path):
     return path
 
 
-@long_table(
+@pytest.mark.parametrize(
     ("source", "into"),
     [(".csv", ".tsv"), (".tsv", ".csv"), (".jsonl", ".jsonl"), (".parquet", ".parquet"),
      (".jsonl", ".csv")],
-    parts=2,
 )  # fmt: skip
 def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, source, into):
     file, output = written(tmp_path / f"rows{source}"), tmp_path / "new" / f"out{into}"
@@ -179,13 +177,12 @@ def test_each_line_is_answered_until_an_empty_one(typing, adapterhub, tmp_path, 
 PAIRS = "the end\na good end\nthe plot\n\nthe plot\ta film\n"
 
 
-@long_table(
+@pytest.mark.parametrize(
     ("task", "lines", "said", "answers"),
     [
         *((task, PAIRS, "second text> ", 2) for task in ("question-answering", "reward")),
         ("multiple-choice", "the end\nthe end\tgood\tbad\n", "a text and two or more choices", 1),
     ],
-    parts=2,
 )
 def test_other_texts_are_asked_for_or_given(task, lines, said, answers, typing):
     """An error is told, and the next line is answered."""
@@ -215,7 +212,7 @@ def test_a_chat_goes_on_until_it_begins_anew(typing, monkeypatch):
     ]
 
 
-@long_table("task", ["seq2seq", "denoising"], 2)
+@pytest.mark.parametrize("task", ["seq2seq", "denoising"])
 def test_other_tasks_write_each_text_alone(task, typing, adapterhub, tmp_path):
     out = succeeded(typing(task, "the film\nthe film\n"))
     first, second = out.splitlines()

@@ -148,7 +148,7 @@ def test_a_method_that_trains_whole_weights_is_refused(train, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@long_table("precision", ["dtype=fp32", "dtype=bf16", *KINDS], 3)
+@pytest.mark.parametrize("precision", ["dtype=fp32", "dtype=bf16", *KINDS])
 def test_the_planned_memory_of_weights_is_what_they_take(precision, data, backbone, tmp_path):
     wide = tmp_path / "wide"
     model = tiny_models.model("bert", "features", hidden_size=128, intermediate_size=256)
@@ -176,7 +176,7 @@ def stored_bytes(model):
     return sum(held.values()) + sum(b.numel() * b.element_size() for b in missing)
 
 
-@long_table("pooling", ["mean", "model"], 2)
+@pytest.mark.parametrize("pooling", ["mean", "model"])
 def test_requantized_weights_may_differ_from_the_adapter(train, adapterhub, tmp_path, pooling):
     # A large update: rounded to 4 bits, it changes the logits by more than bf16 would.
     task = f"classification(pooling={pooling})"
@@ -192,7 +192,7 @@ def test_requantized_weights_may_differ_from_the_adapter(train, adapterhub, tmp_
 # Checkpoints in FP8: decoded, trained on, merged into
 
 
-@long_table("words", [(), ("--quantize", "dequantize")], 2)
+@pytest.mark.parametrize("words", [(), ("--quantize", "dequantize")])
 def test_train_predict_and_merge(words, adapterhub, tmp_path):
     model = tiny_models.model("llama", "causal-lm")
     checkpoint = own_models.save_checkpoint(model, tmp_path / "coded")

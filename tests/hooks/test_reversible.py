@@ -16,7 +16,6 @@ from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.runs import Notes
-from tests.kit.selection import long_table
 
 METHODS_INSIDE = ("lora", "dora", "pfeiffer", "houlsby", "compacter", "ia3", "bitfit", "norms",
                   "freeze", "unfreeze", "full", "chosen")  # fmt: skip
@@ -78,7 +77,7 @@ def test_the_gradient_is_that_of_the_loss(method):
         assert (values[0] - values[1]) / 6e-4 == pytest.approx(expected, rel=0.01, abs=0.05)
 
 
-@long_table("method", ["lora(layers=top 1)", "head"], 2)
+@pytest.mark.parametrize("method", ["lora(layers=top 1)", "head"])
 def test_a_run_trains_every_tensor(method, backbone, data, tmp_path):
     folder = tmp_path / "reformer"
     model = reformer("local", "lsh", max_position_embeddings=64)

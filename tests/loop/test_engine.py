@@ -296,7 +296,7 @@ def test_a_step_is_the_same_however_its_rows_are_divided(name, backbones, tmp_pa
     assert_divided_alike(prepared, (ONE_BY_ONE, 1), (UNEVEN, 2))
 
 
-@long_table("name", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"], 2)
+@pytest.mark.parametrize("name", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
 def test_the_loss_below_the_head_and_in_evaluation_is_divided_alike(
     name, backbones, tmp_path, monkeypatch
 ):

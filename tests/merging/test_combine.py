@@ -75,7 +75,7 @@ def with_head(name, labels, seed):
 
 
 @pytest.mark.parametrize("labels", [("x", "y"), ("LABEL_1", "LABEL_0", "LABEL_2"), tuple("wxyz")])
-@long_table("order", [["a", "other"], ["other", "a"], ["a", "b", "other"]], 3)
+@pytest.mark.parametrize("order", [["a", "other"], ["other", "a"], ["a", "b", "other"]])
 def test_different_heads_are_refused_unless_one_is_chosen(model, tmp_path, labels, order):
     with_head("other", labels, seed=7).save(tmp_path / "other")
     ah.load(model, tmp_path / "other", any_backbone=True)

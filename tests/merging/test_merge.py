@@ -48,11 +48,10 @@ def test_a_refused_merge_leaves_what_was_active():
     assert [name for name, adapter in adapters.items() if adapter.active] == ["a"]
 
 
-@long_table(
+@pytest.mark.parametrize(
     ("architecture", "task", "most"),
     [("bert", "masked-lm", 2), ("gpt2", "causal-lm", 2), ("llama", "causal-lm", 70),
      ("t5", "seq2seq", 2), ("bart", "seq2seq", 70)],
-    parts=2,
 )  # fmt: skip
 def test_new_tokens_are_rows_of_the_merged_model(architecture, task, most, backbones):
     tokens = [f"<{number}>" for number in range(most)]

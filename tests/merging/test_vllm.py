@@ -130,7 +130,7 @@ STACKED = (".experts", ".experts.base_layer")
 CONVERTED = {"dora": "dora(rank=2)", "both": ["lora(rank=2)", "ia3"]}
 
 
-@long_table("method", CONVERTED, 2)
+@pytest.mark.parametrize("method", CONVERTED)
 def test_a_conversion_of_full_rank_is_equal_and_a_smaller_one_tells_its_error(tmp_path, method):
     backbone, adapter = saved(tmp_path, "llama", CONVERTED[method])
     whole = in_vllm(adapter, backbone=str(backbone), max_rank=64)
@@ -224,7 +224,7 @@ def add_stacked(model, tensors, scale, folder):
 
 @pytest.mark.filterwarnings("ignore:the files or the model do not name their backbone")
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
-@long_table("model_type", EXPERTS, 3)
+@pytest.mark.parametrize("model_type", EXPERTS)
 def test_experts_have_the_form_that_vllm_takes(tmp_path, model_type):
     by_module, in_peft = EXPERTS[model_type]
     model = expert_model(model_type)

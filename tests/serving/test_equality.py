@@ -1,10 +1,11 @@
 """What the engine answers is what `predict --json` prints, for what shares a body or does not."""
 
+import pytest
+
 import adapterhub as ah
 from adapterhub.serving import Engine
 from tests.kit import server as kit
 from tests.kit import tiny_models
-from tests.kit.selection import long_table
 from tests.kit.server import EXAMPLES, TEXTS
 
 
@@ -31,7 +32,7 @@ def by(method, example=EXAMPLES[0], **options):
     return lambda backbone, folder: kit.write_adapter(backbone, folder, method, example, **options)
 
 
-@long_table(
+@pytest.mark.parametrize(
     ("write", "why"),
     [
         (by("full"), "trains parameters"),
@@ -45,7 +46,6 @@ def by(method, example=EXAMPLES[0], **options):
         (with_tokens, "it has new tokens"),
         (on_another, "it is on top of other adapters"),
     ],
-    parts=2,
 )
 def test_an_adapter_shares_the_body_or_has_a_model_of_its_own(
     backbone, tmp_path, polite, write, why

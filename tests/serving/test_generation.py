@@ -25,7 +25,6 @@ from adapterhub.tasks.common import language_models
 from adapterhub.web import errors
 from tests.kit import server as kit
 from tests.kit import tiny_models
-from tests.kit.selection import long_table
 from tests.kit.server import CAUSAL, LONG_PROMPT, PROMPTS, SEQ2SEQ
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
@@ -173,7 +172,7 @@ def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
     assert ids_of(other.result(60)) != together
 
 
-@long_table("chunks", [True, False], 2)
+@pytest.mark.parametrize("chunks", [True, False])
 def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, chunks, monkeypatch):
     """Of eight methods and none, in batches with others, also where the head is read in chunks."""
     if chunks:
@@ -395,7 +394,7 @@ def test_texts_wait_for_the_cache_and_long_prompts_are_computed_in_parts(writers
 # Batches of `generate`
 
 
-@long_table("architecture", ["t5", "bart"], 2)
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
 def test_encoder_decoders_write(backbones, tmp_path, architecture):
     methods = ("lora(rank=2)", "prefix(length=3)")
     folders = kit.write_writers(backbones(architecture), tmp_path, methods, SEQ2SEQ)

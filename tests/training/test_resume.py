@@ -225,7 +225,7 @@ def test_a_checkpoint_stores_each_tensor_once(stopped, tmp_path, method):
     assert adapter_bytes(recipe.output) == adapter_bytes(whole.output)
 
 
-@long_table("method", ["loreft(rank=2)", "alora(rank=2)"], 2)
+@pytest.mark.parametrize("method", ["loreft(rank=2)", "alora(rank=2)"])
 def test_recomputed_and_replayed_layers_have_the_places(method, recipe_with, backbones, tmp_path):
     """Runs on pairs of a prompt and a response have the same losses."""
     data = pairs(tmp_path)
