@@ -194,7 +194,7 @@ def test_attention_and_networks_have_their_roles(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@long_table("spec", SPECS, 4)
+@long_table("spec", SPECS, 4, nightly=2)
 def test_the_life_of_an_adapter_of_a_pipeline(kind, spec, tmp_path):
     pipe, sequential = pipeline(kind=kind), "houlsby" in spec
     adapter = check_life(

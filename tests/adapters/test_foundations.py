@@ -29,7 +29,7 @@ def lang(tmp_path):
 TRIED = sorted(METHODS if ALL else {*matrix.representatives().values()})
 
 
-@long_table("method", TRIED, 4, nightly=2)
+@long_table("method", TRIED, 4, nightly=4)
 def test_every_method_can_be_below_and_is_the_same_when_loaded(method, tmp_path):
     tiny_adapters.save_alone(tmp_path / "lang", matrix.example(method))
     if method in NOT_BELOW:

@@ -75,7 +75,7 @@ TRIED = [c for c in CELLS if ALL or FULL or c[0] in matrix.representatives().val
 assert {method for method, _ in TRIED} >= {*matrix.representatives().values()}
 
 
-@long_table(("method", "architecture"), TRIED, 4)
+@long_table(("method", "architecture"), TRIED, 4, nightly=2)
 def test_every_method_starts_where_the_other_ended(method, architecture, tmp_path):
     expected = saved(tmp_path / "first", matrix.example(method), architecture)
     model = tiny_models.model(architecture)

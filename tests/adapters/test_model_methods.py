@@ -99,7 +99,7 @@ def test_a_model_with_an_adapter_can_be_converted(method, architecture, start):
         assert torch.equal(logits(converted), logits(bare))
 
 
-@long_table("method", REPRESENTATIVES, 4)
+@long_table("method", REPRESENTATIVES, 4, nightly=2)
 def test_a_converted_model_computes_the_same_and_so_does_an_inactive_adapter(method):
     model, adapter = adapted("bert", method)
     expected = logits(model)

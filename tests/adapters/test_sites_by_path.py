@@ -123,7 +123,7 @@ def test_no_site_is_silent(architecture):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@long_table("method", ["lora", "dora", "loha", "oft", "ia3", "bitfit"], 6)
+@long_table("method", ["lora", "dora", "loha", "oft", "ia3", "bitfit"], 6, nightly=2)
 def test_the_life_of_an_adapter_of_convolutions(kind, method, tmp_path):
     _, pattern, count = NETWORKS[kind]
     model, batch = network(kind)

@@ -54,7 +54,7 @@ if not tiny_models.FULL_MATRIX:  # the class of the first task only
     MODELS = list({t: (t, a) for t, a in reversed(MODELS)}.values())[::-1]
 # By default, each type gets two or three of the methods.
 CELLS = [(model, method) for model in MODELS for method in METHOD_NAMES]
-CELLS = CELLS if tiny_models.FULL_MATRIX else cases_of(CELLS, 6)
+CELLS = CELLS if tiny_models.FULL_MATRIX else cases_of(CELLS, 6, nightly=2)
 
 
 @functools.cache

@@ -97,7 +97,7 @@ def outcome(model_type, method):
         ),
     ],
     4,
-    nightly=2,
+    nightly=4,
 )  # fmt: skip
 def test_a_method_works_on_a_common_or_irregular_architecture(model_type, method):
     not_run = model_type in ("informer", "mgp-str")
@@ -131,7 +131,7 @@ def seeing_or_hearing(model_type):
     return model, {"input_features": sound, "decoder_input_ids": ids}
 
 
-@long_table(("model_type", "method"), SEEN_AND_HEARD, 16, nightly=4)
+@long_table(("model_type", "method"), SEEN_AND_HEARD, 16, nightly=8)
 def test_pictures_and_speech(model_type, method):
     model, inputs = seeing_or_hearing(model_type)
     found = sweep_cells.cell(model, method, inputs)

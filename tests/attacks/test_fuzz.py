@@ -76,7 +76,7 @@ def backbones():
     ("method", "option", "name"),
     [(*cell, name) for cell in CELLS for name in ("bert", "t5")],
     parts=32,
-    nightly=3,
+    nightly=6,
 )
 def test_a_junk_option_is_valid_or_refused(backbones, method: str, option: str, name: str) -> None:
     backbone = backbones[name]

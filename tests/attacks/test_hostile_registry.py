@@ -209,7 +209,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 @no_links
-@long_table(("kind", "place"), itertools.product(SPECIAL, PLACES))
+@long_table(("kind", "place"), itertools.product(SPECIAL, PLACES), nightly=2)
 def test_no_special_file_blocks_or_denies_the_others(registry, tmp_path, place, kind):
     path = registry.root / BACKBONE / place
     if path.is_dir():

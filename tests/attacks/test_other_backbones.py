@@ -105,7 +105,7 @@ def other_value(value):
     return [*value, "more"] if isinstance(value, list) else f"other {value}"
 
 
-@long_table("architecture", tiny_models.ARCHITECTURES)
+@long_table("architecture", tiny_models.ARCHITECTURES, nightly=2)
 def test_another_configuration_is_another_backbone(architecture):
     """The number of heads, the activation, rope, the epsilon of norms, ..."""
     model = tiny_models.model(architecture, "features")
@@ -160,7 +160,7 @@ def padded(model, rows=tiny_models.VOCAB + 8):
     return model
 
 
-@long_table(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES), 16, 2)
+@long_table(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES), 16, 4)
 def test_a_copy_is_the_same_backbone(architecture, copy, tmp_path):
     """In memory and in files, whose originals are not on this machine; and the other way round."""
     model = tiny_models.model(architecture, "features")

@@ -15,13 +15,13 @@ from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_paralle
 from adapterhub.errors import BackboneError, ConfigError
 from tests.kit import processes, tensor_parallel_cells, tiny_models
 from tests.kit.matrix import one_of_each_signature
-from tests.kit.selection import ALL
+from tests.kit.selection import ALL, cases_of
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
 )
 EVERY = one_of_each_signature()
-TOGETHER = 26  # cells of one start
+TOGETHER = 15  # cells of one start
 FEW = ["lora", "prefix", "ia3", "unipelt", "dora"]
 # Fused projections, an activation that IA3 scales, latent attention, experts, linear attention.
 SOME = ("gpt_neox", "phi3", "deepseek_v3", "qwen3_moe", "qwen3_next")
@@ -40,7 +40,7 @@ def planned():
 
 
 CELLS = [("llama", method) for method in EVERY]
-CELLS += [(each, method) for each in SOME for method in FEW]
+CELLS = cases_of(CELLS + [(each, method) for each in SOME for method in FEW], 2, nightly=2)
 if tiny_models.FULL_MATRIX:
     CELLS += [(each, method) for each in planned() if each not in SOME for method in FEW[:4]]
 

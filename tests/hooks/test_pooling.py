@@ -72,7 +72,7 @@ def named_hooks(model):
     }
 
 
-@long_table(("architecture", "side"), list(itertools.product(POOLED, SIDES)), 4)
+@long_table(("architecture", "side"), list(itertools.product(POOLED, SIDES)), 4, nightly=2)
 def test_the_head_reads_the_pooled_states_of_the_tokens(architecture, side):
     model = tiny_models.model(architecture)
     batch = tiny_models.padded_batch(side)

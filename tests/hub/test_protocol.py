@@ -348,7 +348,7 @@ whole = pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")
 @whole  # What the client does with Xet is the same for each kind of hub.
 @pytest.mark.parametrize(
     ("of_libraries", "xet"),
-    [("root", "0"), ("root", "1"), ("prefix", "1"), ("processes", "0")],
+    [("prefix", "1"), ("processes", "0")],
     indirect=["of_libraries"],
 )
 def test_models_and_adapters_give_equal_logits(of_libraries, tmp_path, xet):

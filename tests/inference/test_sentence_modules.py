@@ -197,7 +197,7 @@ def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> N
     close([p.vectors[0] for p in opened.predict(texts(name))], expected)
 
 
-@long_table("name", CASES, 8)
+@long_table("name", CASES, 8, nightly=2)
 def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     with Engine(str(folder)) as engine:
@@ -218,7 +218,7 @@ def train(adapterhub: Any, backbone: Path, folder: Path, *options: str, task="em
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@long_table("name", CASES, 16, nightly=3)
+@long_table("name", CASES, 16, nightly=6)
 def test_an_adapter_trains_predicts_and_merges_over_all_of_it(encoders, adapterhub, tmp_path, name):
     folder, before = encoders(name)
     run, out = tmp_path / "run", tmp_path / "merged"

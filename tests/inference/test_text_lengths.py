@@ -168,7 +168,7 @@ def asked(kind):
     return (LONG, LONG) if kind == "pair" else LONG
 
 
-@long_table(("architecture", "method", "kind"), CASES, 12, nightly=2)
+@long_table(("architecture", "method", "kind"), CASES, 12, nightly=4)
 def test_a_text_of_the_full_length_is_read_behind_virtual_tokens(
     architecture, method, kind, backbones, tmp_path
 ):

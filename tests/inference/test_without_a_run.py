@@ -124,7 +124,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 CELLS = [(name, kind) for name, (*_, kinds) in CHANGES.items() for kind in kinds]
 
 
-@long_table(("name", "kind"), CELLS, parts=5)
+@long_table(("name", "kind"), CELLS, parts=5, nightly=2)
 def test_what_changes_more_than_a_weight_is_merged_or_refused(
     name, kind, backbones, adapterhub, tmp_path
 ):

@@ -115,7 +115,7 @@ def in_diffusers(kind, folder):
     return weights(pipe)
 
 
-@long_table(("kind", "place", "how", "style"), CELLS, 24, nightly=5)
+@long_table(("kind", "place", "how", "style"), CELLS, 24, nightly=10)
 def test_files_have_the_weights_of_the_adapter(kind, place, how, style, tmp_path):
     sites = PLACES[place]
     specs: dict[str, Any] = {

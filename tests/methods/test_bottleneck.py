@@ -61,7 +61,7 @@ WITH_OPTIONS = (
 
 
 # By default each architecture with one of the methods, and each method with some of them.
-@long_table(("spec", "architecture"), CELLS, 5)
+@long_table(("spec", "architecture"), CELLS, 5, nightly=2)
 def test_the_contract_holds(spec, architecture, subtests, tmp_path, monkeypatch):
     cell = contract.Cell(spec, architecture)
     # A spec with options is not in the registry, where the contract looks; a route of sources is

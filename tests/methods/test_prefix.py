@@ -145,7 +145,7 @@ def padded(model, ids, side):
     [(t, m) for t in PADDED for m in PADDED_METHODS]
     + [(t, "prompt") for t in PADDED_BEHIND_A_PROMPT],
     6,
-    nightly=2,
+    nightly=4,
 )
 def test_padding_changes_no_text(model_type, method):
     """Positions start behind padding: a prefix has none, and what is read of it depends on them."""

@@ -63,7 +63,7 @@ def test_a_sequence_gate_is_refused_in_generation():
     (c, a, o, f) for c in ("unipelt", "mam") for a in ("bert", "gpt2", "llama", "t5")
     for o in ("pfeiffer", "houlsby", "madx", "prefix", "lora", "scaled-parallel", "mam", "unipelt")
     for f in (True, False)
-], 16, nightly=2)  # fmt: skip
+], 16, nightly=4)  # fmt: skip
 def test_combined_methods_beside_others_work_or_are_refused(combined, architecture, other, first):
     """Two methods of one kind at one site would have one place: the second would hide the first."""
     model, inputs = tiny_models.model(architecture), tiny_models.batch()

@@ -128,6 +128,7 @@ POPULATIONS = {
 @long_table(
     ("name", "population", "rows"),
     [*itertools.product(["macro_f1", "matthews", "accuracy"], POPULATIONS, [10, 30, 100])],
+    nightly=2,
 )
 def test_an_interval_covers_nine_of_ten_truths(name, population, rows):
     """In 200 samples; of macro F1 with a rare class, 57 to 82 % of the jackknife's alone did."""

@@ -193,7 +193,7 @@ def test_the_answer_of_paligemma_is_its_suffix(questions, loaded):
     assert row["labels"] == list(expected["labels"][0])
 
 
-@long_table(("method", "name"), ANSWERING, 3)
+@long_table(("method", "name"), ANSWERING, 3, nightly=2)
 def test_answers_are_those_without_a_cache_and_without_a_batch(method, name, questions, loaded):
     """Also with methods that prepend tokens, where positions have three dimensions."""
     model, processor = loaded(name)

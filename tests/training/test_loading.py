@@ -301,7 +301,7 @@ def test_a_gpu_computes_in_bf16(monkeypatch):
 WITHOUT_BF16 = {"deberta", "xlnet"}
 
 
-@long_table("name", tiny_models.ARCHITECTURES)
+@long_table("name", tiny_models.ARCHITECTURES, nightly=2)
 def test_every_architecture_trains_in_bf16_with_eager_attention(name, tmp_path):
     config = tiny_models.usual_model(name).config
     assert loading.layer_shape(config, 32, 16).width == config.get_text_config().hidden_size

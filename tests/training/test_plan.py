@@ -133,7 +133,7 @@ RUNS_TRIED = [
 
 
 @pytest.mark.apart
-@long_table(("family", "task", "options"), RUNS_TRIED, nightly=4)
+@long_table(("family", "task", "options"), RUNS_TRIED, nightly=8)
 def test_a_dry_run_prints_the_memory_and_the_time_of_the_run(
     family, task, options, backbones, tmp_path
 ):

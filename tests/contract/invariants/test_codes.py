@@ -73,7 +73,7 @@ def packed_model(architecture, folder, seed=0):
     return model.requires_grad_(False)
 
 
-@long_table(("method", "architecture"), SUPPORTED, parts=10, nightly=2)
+@long_table(("method", "architecture"), SUPPORTED, parts=10, nightly=4)
 def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")
     backbone = train_save_and_load(model, method, tmp_path / "adapter", steps=10).backbone
@@ -155,7 +155,7 @@ def test_the_layers_compute_with_the_decoded_weights(coded, checkpoint, monkeypa
     coded(**batch)
 
 
-@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=10, nightly=2)
+@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=10, nightly=4)
 def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
     method, coded, checkpoint, tmp_path
 ):

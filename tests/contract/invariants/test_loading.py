@@ -105,7 +105,7 @@ def unsaved(adapter):
     return {name: b for name, b in named.items() if id(b) not in saved}
 
 
-@long_table("spec", SPECS, 4)
+@long_table("spec", SPECS, 4, nightly=2)
 def test_what_a_file_leaves_out_is_the_same_in_another_precision_or_refused(spec, tmp_path):
     adapter = ah.attach(tiny_models.model("llama"), example(spec), name="a")
     adapter.save(tmp_path / "a")

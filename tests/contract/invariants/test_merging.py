@@ -54,7 +54,7 @@ RELOADED = [
 ]
 
 
-@long_table(("method", "architecture"), RELOADED, parts=6, nightly=2)
+@long_table(("method", "architecture"), RELOADED, parts=6, nightly=4)
 def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
     model = tiny_models.usual_model(architecture, id2label={0: "ham", 1: "eggs", 2: "spam"})
     model.config._name_or_path = "acme/tiny"

@@ -60,9 +60,9 @@ CELLS = [
 ]
 # tests/tasks/test_end_to_end.py trains each task, too.
 SIGNATURES = [(method, "tagging") for method in matrix.one_of_each_signature()]
-CERTAIN = cases_of([cell for cell in CELLS if cell in SIGNATURES], 16, nightly=4)
+CERTAIN = cases_of([cell for cell in CELLS if cell in SIGNATURES], 16, nightly=8)
 CERTAIN += cases_of([cell for cell in CELLS if cell[0] == "lora" and cell not in CERTAIN], 6)
-RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN], 24, nightly=6)
+RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN], 24, nightly=12)
 
 
 def test_the_matrix_covers_every_method_and_task():
@@ -134,7 +134,7 @@ def test_a_saved_adapter_predicts_like_the_trained_model(method, task, recipe, m
     assert evaluated == pytest.approx(outcome.metrics, abs=1e-5, nan_ok=True)
 
 
-@long_table(("method", "task"), UNSUPPORTED, 4)
+@long_table(("method", "task"), UNSUPPORTED, 4, nightly=2)
 def test_a_refused_cell_names_the_method(method, task, recipe, record_property):
     cell = recipe(method, task)
     kind = SiteError if (method, task) in SITELESS else AttachError

@@ -91,7 +91,7 @@ def check_gradients(adapter, theirs, ours_out, theirs_out):
 CELLS = [(name, [*VARIANTS][i % len(VARIANTS)]) for i, name in enumerate(TYPES)]
 
 
-@long_table(("model_type", "variant"), CELLS, 4)
+@long_table(("model_type", "variant"), CELLS, 4, nightly=2)
 def test_a_peft_adapter_of_experts_stays_low_rank(model_type, variant, tmp_path):
     model = expert_model(model_type)
     theirs = peft_model(model, **VARIANTS[variant])

@@ -32,7 +32,7 @@ checkpoints = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backb
 
 
 @checkpoints
-@long_table("method", one_of_each_signature(), 4)
+@long_table("method", one_of_each_signature(), 4, nightly=2)
 def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, example(method))

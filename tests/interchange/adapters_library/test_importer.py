@@ -27,7 +27,7 @@ GATED = [("bert", "unipelt"), ("gpt2", "unipelt"), ("t5", "unipelt")]
 
 
 @pytest.mark.parametrize(
-    ("architecture", "case"), dict.fromkeys([*cases_of(peers.COMPARED), *GATED])
+    ("architecture", "case"), dict.fromkeys([*cases_of(peers.COMPARED, nightly=2), *GATED])
 )
 def test_equal_hidden_states(architecture, case, tmp_path):
     """Compare after the import and after saving and loading our own files."""

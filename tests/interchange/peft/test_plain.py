@@ -41,7 +41,7 @@ def test_every_row_is_compared():
     assert names == PLAIN.keys()
 
 
-@long_table(("kind", "architecture", "task"), CELLS, len(MODELS), nightly=3)
+@long_table(("kind", "architecture", "task"), CELLS, len(MODELS), nightly=6)
 def test_equal_or_refused(tmp_path, kind, architecture, task):
     outcomes = Differential(kind, architecture, task, tmp_path).run()
     wrong = {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"}
@@ -54,7 +54,7 @@ def test_equal_or_refused(tmp_path, kind, architecture, task):
     assert refused <= known, [o.reason for o in outcomes.values() if o.word == "refused"][:1]
 
 
-@long_table("kind", [kind for kind in PLAIN_KINDS if ":" not in kind], 8)
+@long_table("kind", [kind for kind in PLAIN_KINDS if ":" not in kind], 8, nightly=2)
 def test_a_damaged_checkpoint_is_read_or_refused_and_raises_nothing_else(tmp_path, kind):
     """Each tensor of the first module and of all modules together, missing or twice as long."""
     Differential(kind, "bert", "classification", tmp_path)._reference()
