@@ -1,7 +1,5 @@
 """README and docs match the code, the commands and the records."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

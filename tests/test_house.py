@@ -1,7 +1,5 @@
 """The structure of the package: imports, names, functions."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

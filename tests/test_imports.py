@@ -1,7 +1,5 @@
 """What modules and commands must not import: torch and its like take seconds."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Interrupts are deferred until the end of a change."""
 
-from __future__ import annotations
-
 import signal
 import threading
 

@@ -1,7 +1,5 @@
 """Changes are undone in reverse, exactly, and with what they changed."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

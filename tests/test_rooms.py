@@ -1,7 +1,5 @@
 """The rooms of the package, bottom up: a module imports only from rooms before its own."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The handle: tensors by name, labels, parts in place of others, and several heads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LevitConfig, LevitForImageClassification

@@ -1,7 +1,5 @@
 """Adapters at modules that are not of transformers: one's own networks, each kind of host."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """`ah.attach` and `ah.detach`: all or nothing, and what is built before the model changes."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import pickle

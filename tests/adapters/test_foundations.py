@@ -1,7 +1,5 @@
 """Adapters on top of others: active with them, saved with them, detached with them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

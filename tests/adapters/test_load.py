@@ -1,7 +1,5 @@
 """Loading a folder: all of it or nothing, each check, and a start from what is in it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Methods of a model with adapters: saving, loading, resizing, and conversions of the dtype."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

@@ -1,7 +1,5 @@
 """What is active in a model, in a pass and in a block; what is restored after it."""
 
-from __future__ import annotations
-
 import contextlib
 import cProfile
 import pstats

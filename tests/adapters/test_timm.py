@@ -1,7 +1,5 @@
 """Adapters of the vision models of timm: of transformers and of convolutions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What users give in place of a model: each error says what to type, and typing it works."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

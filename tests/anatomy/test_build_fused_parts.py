@@ -1,8 +1,6 @@
 """Fused projections: each part is the features that the backbone uses for it, and an update of a
 part equals the update of its dense rows."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

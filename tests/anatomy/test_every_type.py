@@ -4,8 +4,6 @@ By default a few types whose structure is irregular; all that can be built with
 ADAPTERHUB_MATRIX=full. test_sweep.py trains, saves and loads methods on popular types.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The rows: complete, valid, used by the models they name; and what they are on a model."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import every_type

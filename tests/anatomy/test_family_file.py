@@ -1,7 +1,5 @@
 """Rows as data and as source, read strictly, and rows of the user's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import every_type

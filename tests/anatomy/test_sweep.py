@@ -1,7 +1,5 @@
 """The sweep over all model types: what it finds is seen, and counted."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

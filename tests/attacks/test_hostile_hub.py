@@ -4,8 +4,6 @@ Every attack runs with a token that belongs to the hub, and with a second server
 it. No file is written outside of the cache, and after the attack an honest pull works.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

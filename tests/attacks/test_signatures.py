@@ -1,7 +1,5 @@
 """Attacks on signatures: forged, swapped, replayed, removed, and ways around the check."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A checkpoint's tensors: read from disk, named as in files, digested, and remembered."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

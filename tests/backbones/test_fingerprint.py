@@ -2,8 +2,6 @@
 
 tests/attacks/test_other_backbones.py has what it accepts and refuses on every architecture."""
 
-from __future__ import annotations
-
 import json
 import time
 

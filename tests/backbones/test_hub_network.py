@@ -2,8 +2,6 @@
 
 tests/attacks/test_hostile_hub.py has the attacks."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The probe: a small batch, a model's outputs on it, and whether they depend on later tokens."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

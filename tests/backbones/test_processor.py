@@ -1,7 +1,5 @@
 """Processors and tokenizers of backbones: identity, pictures, sounds, added tokens."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 

@@ -1,7 +1,5 @@
 """Adapters on tensor parallel models in two processes compute what they compute in one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """Paired comparisons: equations by hand, mirror images, few rows, and studies of a known truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

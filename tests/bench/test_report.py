@@ -1,7 +1,5 @@
 """report.html and report.md of a study: the recommendation first, then every method."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

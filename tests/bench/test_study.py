@@ -1,7 +1,5 @@
 """Studies from flags and from files, and the folder of a study."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

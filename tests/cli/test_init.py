@@ -1,7 +1,5 @@
 """The command line itself: help texts, and words of other programs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

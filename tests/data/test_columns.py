@@ -1,7 +1,5 @@
 """Columns are guessed where there is no doubt; a doubt is one error that says what to type."""
 
-from __future__ import annotations
-
 import csv
 import random
 

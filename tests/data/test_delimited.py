@@ -1,7 +1,5 @@
 """Delimited text as a table: its bytes, encoding and dialect."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """Chats with pictures: formats, places of pictures, and rows that are refused."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

@@ -1,7 +1,5 @@
 """Files that are examples, and their formats: pictures become 8-bit RGB, sounds are decoded."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -6,8 +6,6 @@ sentences, {h0} to {h9} their beginnings, {w0} to {w7} words, {i} is the number 
 {"$": [...]} are values in turn.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shlex

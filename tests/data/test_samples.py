@@ -1,7 +1,5 @@
 """Data of the package: samples, and the corpus of docstrings of the standard library."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

@@ -1,7 +1,5 @@
 """Tables: formats, quoting, line numbers of malformed rows, columns and templates over them."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Pairs of texts with negatives or scores: columns, cells and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import ByT5Tokenizer
 

@@ -3,8 +3,6 @@
 tests/cli/test_init.py prints tables, tests/attacks/test_hostile_pages.py attacks whole cards.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Differences between two adapters: fields of the manifests, and values of the tensors."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Prefixes in attention: by the interface of transformers, and in products of torch's functions."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """What applies in a call: compositions, rows, contexts and threads; the modules of a slot."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import weakref

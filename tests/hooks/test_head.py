@@ -1,7 +1,5 @@
 """Heads: of each row, of layers in place of those of a class, and in fp32 on a lower precision."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 

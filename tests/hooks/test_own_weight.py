@@ -1,7 +1,5 @@
 """Modules at weights of experts and of routers, however multiplied by; rows of new tokens."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The pooling of token states for a head belongs to the adapter, and follows each row."""
 
-from __future__ import annotations
-
 import itertools
 import types
 

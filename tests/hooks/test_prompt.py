@@ -1,7 +1,5 @@
 """Virtual tokens in a stack: places, masks, positions, caches, and rows with different prompts."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Inputs that prompts refuse: each error names what was given and what to pass instead."""
 
-from __future__ import annotations
-
 import copy
 
 import every_type

@@ -1,7 +1,5 @@
 """Which calls are replayed, which layers are frozen, and what a replayed layer returns."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

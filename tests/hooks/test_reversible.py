@@ -1,7 +1,5 @@
 """Adapters learn in reversible layers, on a frozen backbone, as anywhere else."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 

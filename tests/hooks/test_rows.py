@@ -3,8 +3,6 @@
 The first tests hold the adapters, whose modules are in banks; the last ones do not.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """The places of tokens: prompts, padding, caches, packed rows, virtual tokens, other stacks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import StaticCache

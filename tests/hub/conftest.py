@@ -3,8 +3,6 @@
 `make test-all` has each of them in a folder and in PostgreSQL and a bucket.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit import real_hub

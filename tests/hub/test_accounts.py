@@ -1,7 +1,5 @@
 """Who may do what, and what strangers learn."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

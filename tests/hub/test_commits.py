@@ -1,7 +1,5 @@
 """The commit: atomic, in its turn, once, of valid paths and contents, and read in pieces."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

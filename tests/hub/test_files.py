@@ -1,7 +1,5 @@
 """Files as they are sent and downloaded: whole, in parts, as bytes and never as a page."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 

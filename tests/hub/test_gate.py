@@ -1,7 +1,5 @@
 """The gate: what can be downloaded keeps the promises of its namespace, whoever writes what."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

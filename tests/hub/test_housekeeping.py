@@ -1,7 +1,5 @@
 """Collect, verify, back up, restore, upgrade; registries that go in, come out, and are read."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import sqlite3

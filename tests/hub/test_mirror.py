@@ -1,7 +1,5 @@
 """A mirror before another hub of ours, the fake hub and the hostile one: cut, slow, lying, busy."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

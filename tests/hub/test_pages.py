@@ -1,7 +1,5 @@
 """Pages for people: they only read, run no script but ours, and say what somebody may see."""
 
-from __future__ import annotations
-
 import html
 import re
 import shlex

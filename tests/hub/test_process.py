@@ -1,7 +1,5 @@
 """The process: what it imports, what it serves under pressure, and that it can be killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """The Hub's own client and libraries, as they are released, against a hub of ours."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

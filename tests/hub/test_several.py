@@ -1,7 +1,5 @@
 """Several processes that are one hub, and the way from a folder to them and back."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Versions: numbers that are given once, tags that are protected, and what is deleted is gone."""
 
-from __future__ import annotations
-
 import pytest
 
 import adapterhub as ah

@@ -1,7 +1,5 @@
 """Vectors of texts: by several adapters in a batch, and by merged models with a pooling."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

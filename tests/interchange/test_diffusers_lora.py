@@ -1,7 +1,5 @@
 """Adapters of pipelines: pictures, and files of diffusers and kohya in both directions."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Only what the files are for is built: the transformer or the UNet of each pipeline.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import peft

@@ -1,7 +1,5 @@
 """A format is detected by its files, read strictly, and translated to methods and a head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

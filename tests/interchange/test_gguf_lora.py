@@ -1,7 +1,5 @@
 """A LoRA in a GGUF file: its updates, with rows in llama.cpp's order, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,7 +1,5 @@
 """Checkpoints of peft and of the library adapters, with the outputs of their models."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

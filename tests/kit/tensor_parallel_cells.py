@@ -6,8 +6,6 @@ CELLS.json lists (model type, method). The first process writes FOLDER/results.j
 "ok", or what differs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

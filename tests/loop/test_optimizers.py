@@ -1,7 +1,5 @@
 """What may change in the steps of a run: the optimizer, and noise on token embeddings."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

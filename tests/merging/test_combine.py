@@ -1,7 +1,5 @@
 """`ah.combine` and `ah.to_lora` as a user calls them; the contract combines every method."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`ah.merge` and `ah.unmerge` as a user calls them; the contract suite merges every method."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """AdapterFusion: outputs equal those of the `adapters` library; members are independent copies."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """aLoRA: its equation, the cache in front of the invocation, and where it is looked for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Bottleneck adapters: in a BERT written by hand, by `source`, with scales, Kronecker products."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Methods at the weights of routed experts and of routers: an update for each, or one for all."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

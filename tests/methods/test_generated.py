@@ -1,7 +1,5 @@
 """Fixed random numbers: a second program, in whole numbers of Python, computes the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

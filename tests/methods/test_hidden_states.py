@@ -1,7 +1,5 @@
 """Methods that change hidden states: ReFT edits those of some tokens, a scalar mix adds layers."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Invertible adapters: their equation, at the places where the library `adapters` has them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The options of each method: what is refused, and the number of parameters that they give."""
 
-from __future__ import annotations
-
 import pytest
 
 import adapterhub as ah

@@ -1,7 +1,5 @@
 """Prefix tuning: its equation and its network, with padding; MAM, which has one; LLaMA-Adapter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import every_type

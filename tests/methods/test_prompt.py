@@ -1,7 +1,5 @@
 """Prompts: plain, computed by a network, bounded (CPT), and from a text, as cartridges are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

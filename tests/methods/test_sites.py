@@ -1,7 +1,5 @@
 """Which sites the options `sites`, `ranks`, `sizes` and `partial` select."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """Methods that train parameters of the backbone: which, at which rate, and what they compute."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -3,8 +3,6 @@
 tests/interchange/adapters_library compares outputs with those of the `adapters` library.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """SmolLM2: what training, merging, quantization and generation promise, on a model that answers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

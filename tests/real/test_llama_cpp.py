@@ -1,7 +1,5 @@
 """llama.cpp, with the LoRA that we export for it, says what we say."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

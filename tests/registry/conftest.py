@@ -1,7 +1,5 @@
 """Caches of a test's own, a working directory, and a server with the Hub's protocol."""
 
-from __future__ import annotations
-
 import pytest
 from huggingface_hub import constants
 

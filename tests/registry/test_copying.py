@@ -1,7 +1,5 @@
 """`registry copy`: from each kind of place to each other, and again."""
 
-from __future__ import annotations
-
 import pytest
 
 from adapterhub.errors import ConfigError

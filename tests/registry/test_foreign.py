@@ -1,7 +1,5 @@
 """Adapters of other libraries on the Hub: pulled without pickles, loaded with equal outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A registry over https: from any server that sends files, and from those that do not."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The Hub through its real client: access, interrupted downloads, races and the cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The client of hubs: HTTP, reading, writing; tests/attacks/test_hostile_hub.py attacks it."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

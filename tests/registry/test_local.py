@@ -1,7 +1,5 @@
 """A registry in a folder: its layout, concurrent writers, and the index that follows it."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

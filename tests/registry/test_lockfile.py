@@ -1,7 +1,5 @@
 """A project's adapters, pinned by digest and restored exactly."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

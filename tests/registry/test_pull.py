@@ -1,7 +1,5 @@
 """`ah.pull` and `ah.load`: the verified files of a folder, a registry or a hub."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`ah.push`: one commit with our files, peft's files and a card that describes how to load both."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """References, names of folders, and adapters near the working directory."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -4,8 +4,6 @@ The samples are a few sentences per adapter, written for this project. They dete
 outputs of an adapter or a backbone; the quality of an adapter is in the metrics of its manifest.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files with secrets or paths of this machine are not published, locally or on a hub."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

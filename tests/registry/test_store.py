@@ -1,7 +1,5 @@
 """The conformance suite: every store behaves the same, whatever it keeps its files in."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """A token belongs to one origin, and its file to one user."""
 
-from __future__ import annotations
-
 import base64
 import os
 import stat

@@ -1,7 +1,5 @@
 """Keys that are trusted, what they have signed, whether it is enough, and signing."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 

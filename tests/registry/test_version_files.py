@@ -1,7 +1,5 @@
 """The files of a version, the names of versions, and the index."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from concurrent.futures import ThreadPoolExecutor

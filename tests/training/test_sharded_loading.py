@@ -4,8 +4,6 @@ Memory is what the process has of its own (RssAnon): files that are mapped are s
 dropped.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

@@ -1,7 +1,5 @@
 """What both servers share: the table of errors, the file of tokens, limits of connections."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The sites of one layer: attention, feed-forward networks, experts, all others, norms."""
 
-from __future__ import annotations
-
 import every_type
 import pytest
 from torch import nn

@@ -1,7 +1,5 @@
 """Sites of attention: the layout of a fused projection, and where keys and values are."""
 
-from __future__ import annotations
-
 import every_type
 import pytest
 import torch

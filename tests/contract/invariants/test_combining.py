@@ -1,7 +1,5 @@
 """Combining adapters: task-vector arithmetic agrees with peft; the result is a complete adapter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft.utils import merge_utils

@@ -1,7 +1,5 @@
 """torch.compile captures a model with adapters as one graph, and activation still takes effect."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

@@ -1,7 +1,5 @@
 """The file format is stable across versions, hash seeds and machines; golden files still load."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

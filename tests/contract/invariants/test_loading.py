@@ -1,7 +1,5 @@
 """Loading restores the saved adapter exactly, or raises one error; cycles leave nothing behind."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

@@ -5,8 +5,6 @@ fulfil the same equation (it ignores such a mask, or raises), there is nothing t
 in each architecture is in tests/methods/test_prefix.py.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

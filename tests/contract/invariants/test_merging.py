@@ -4,8 +4,6 @@ That merging keeps the outputs, and unmerging restores every byte, holds for eve
 matrix: test_cells.py.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

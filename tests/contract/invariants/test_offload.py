@@ -1,7 +1,5 @@
 """Backbones loaded with a `device_map`, whose weights accelerate loads from disk for each call."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

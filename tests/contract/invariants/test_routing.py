@@ -4,8 +4,6 @@ That each row of a batch equals a run with its adapter alone holds for every cel
 test_cells.py.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

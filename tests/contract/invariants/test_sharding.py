@@ -1,7 +1,5 @@
 """FSDP2 (`fully_shard`) on models with adapters: two processes train and save what one does."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

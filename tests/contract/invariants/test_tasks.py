@@ -1,7 +1,5 @@
 """Each method trains each task from a recipe; the saved adapter predicts like the trained model."""
 
-from __future__ import annotations
-
 import math
 import os
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Threads share one model: each computes with its own route, as if it were alone."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

@@ -1,7 +1,5 @@
 """New tokens and the chat template are saved with an adapter."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """transformers' Trainer and pipelines work on a model with adapters."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

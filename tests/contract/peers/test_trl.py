@@ -4,8 +4,6 @@ AsyncGRPOTrainer sends an adapter to a server as a LoRA, after each step. The se
 and attention is torch's: the trainer's own needs a GPU.
 """
 
-from __future__ import annotations
-
 import copy
 import queue
 import re

@@ -1,7 +1,5 @@
 """Heads of `adapters` compute the same in models of transformers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

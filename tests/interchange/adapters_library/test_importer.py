@@ -1,7 +1,5 @@
 """Checkpoints of `adapters` compute the same here as in the library."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

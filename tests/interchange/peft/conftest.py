@@ -1,7 +1,5 @@
 """A checkpoint that peft trained, for tests that alter it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

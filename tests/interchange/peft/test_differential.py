@@ -4,8 +4,6 @@
 one model of each kind runs.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit import peft_differential, tiny_models

@@ -1,7 +1,5 @@
 """peft loads our exports with equal outputs; what it cannot express is refused."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch

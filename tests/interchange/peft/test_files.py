@@ -1,7 +1,5 @@
 """Options, targets and tensors of peft checkpoints are read strictly and written canonically."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch

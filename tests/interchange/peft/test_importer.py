@@ -1,7 +1,5 @@
 """A peft checkpoint is imported completely, or one error lists why not."""
 
-from __future__ import annotations
-
 import itertools
 
 import peft

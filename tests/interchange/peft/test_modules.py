@@ -1,7 +1,5 @@
 """peft's checkpoints of modules that are not of transformers: equal outputs in both directions."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

@@ -1,7 +1,5 @@
 """Plain rows and aLoRA: equal logits in both libraries and directions, or a refusal by name."""
 
-from __future__ import annotations
-
 import re
 
 import peft

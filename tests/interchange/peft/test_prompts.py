@@ -1,7 +1,5 @@
 """Prompts and prefixes that test_differential.py does not compare with those of peft."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Embeddings that peft trained, whole or in rows, on tied and untied models."""
 
-from __future__ import annotations
-
 import itertools
 
 import peft
