@@ -14,6 +14,7 @@ from adapterhub.data.docstrings import PARTS, load_docstrings
 from adapterhub.data.options import DataOptions
 from adapterhub.data.samples import SAMPLES, sample_table, write_sample_folder
 from adapterhub.data.tables import read_table
+from adapterhub.errors import ConfigError
 
 TABLES = [name for name, sample in SAMPLES.items() if sample.table]
 FOLDERS = [name for name, sample in SAMPLES.items() if sample.folder]
@@ -70,6 +71,29 @@ def test_files_are_equal_at_each_call(name, tmp_path):
     assert len(files[0]) == 15 + 2 * (name in ("squares", "speech"))
     table = read_table(str(tmp_path / "a/train"), DataOptions(train="x"), "train")
     assert len(table.lines) == 12
+
+
+def test_the_list_and_refusals(adapterhub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sorted([*TABLES, *FOLDERS]) == sorted(SAMPLES)
+    assert all("PATH" in sample.example for sample in SAMPLES.values())
+    out = adapterhub("sample")[1]
+    assert [line.split()[0] for line in out.splitlines()] == list(SAMPLES)
+    assert adapterhub("sample", "tickets", "--rows", "1")[1].startswith("text,")
+    Path("there.csv").touch()
+    for words, message in {
+        ("digts", "x"): "did you mean 'digits'",
+        ("digits",): "no folder for digits",
+        ("digits", "x", "--held-out"): "--held-out",
+        ("tickets", "there.csv"): "is already there",
+        ("tickets", "x.xml"): "PATH x.xml is of an unknown format",
+    }.items():
+        code, _, err = adapterhub("sample", *words)
+        assert (code, message in err) == (2, True), (words, err)
+    with pytest.raises(ConfigError, match="not a table"):
+        sample_table("digits")
+    with pytest.raises(ConfigError, match="not of files"):
+        write_sample_folder("tickets", tmp_path)
 
 
 # The corpus of docstrings.

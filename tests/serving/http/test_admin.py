@@ -120,14 +120,43 @@ def test_the_description_has_all_paths_and_an_example_for_each_adapter(url):
         assert found.json.keys() == schemas[name]["properties"].keys()
 
 
-def test_options_switch_paths_off(service):
+def test_the_documentation_asks_nobody_else(url):
+    page = ask(url, "/docs")
+    text = page.data.decode()
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")
+    assert not re.findall(r"""(?:src|href)=["']?(?!#)""", text.replace("<!doctype", ""))
+    assert "/v1/predict" in text
+    assert f"curl {url}/v1/predict" in text
+
+
+def test_what_there_is_not_is_counted_and_logged(url, caplog):
+    assert ask(url, "/admin/refresh", {}).json == {"moved": 0}
+    for method, path, status in (("GET", "/nothing", 404), ("DELETE", "/v1/predict", 405)):
+        with caplog.at_level("INFO", "adapterhub.requests"):
+            assert ask(url, path, method=method).status == status
+        line = json.loads(caplog.records[-1].message)
+        assert line.pop("ms") >= 0
+        assert line == {"method": method, "path": "unknown", "status": status}
+        assert total(numbers(url), "errors_total", path="other", status=str(status)) == 1
+
+
+def test_the_root_names_the_paths_which_options_switch_off(url, service):
+    found = ask(url, "/").json
+    assert found["documentation"] == "/docs"
+    assert {"/v1/predict", "/v2/models/{name}/infer"} <= found["paths"].keys()
+    shown = ask(url, "/", headers={"accept": "text/html,*/*;q=0.8"}).data
+    assert b"<code>POST /v1/predict</code>" in shown
     for options, missing in (
         (ServeOptions(metrics="off", try_page=True), {"/metrics"}),
         (ServeOptions(metrics="admin", admin=False), {"/admin/refresh"}),
         (ServeOptions(metrics="open"), set()),
     ):
-        paths = {each.path for each in served_endpoints(options, service)}
-        assert {each.path for each in operations()} - paths == missing
+        paths = [each.path for each in served_endpoints(options, service)]
+        assert paths.count("/") == 1
+        assert {each.path for each in operations()} - {*paths} == missing
 
 
 def test_pages_of_allowed_origins_may_ask(service):
