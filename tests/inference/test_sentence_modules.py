@@ -383,3 +383,26 @@ def test_weights_of_modules_are_downloaded_in_the_form_that_there_is() -> None:
     assert kept == {
         "model.safetensors", "3_Dense/model.safetensors", "2_Dense/pytorch_model.bin"
     }  # fmt: skip
+
+
+def test_every_command_tells_of_the_modules_or_refuses(encoders, adapterhub, backbone, tmp_path):
+    shown, (whole, _) = "Pooling(cls+weightedmean), Dense(64 to 24, Tanh)", encoders("all of it")
+    change = at("sentence_transformers.models.CNN")
+    folder, data = Case("mean", change=change).write(backbone, tmp_path / "e"), partners(tmp_path)
+    options = ("--backbone", folder, "--task", "embedding")
+    for words in (
+        ("train", *options, "--train", data, "--output", tmp_path / "run"),
+        ("eval", *options, "--data", data),
+    ):
+        refused(adapterhub(*words), "CNN", "modules=none")
+    assert "CNN" in adapterhub("inspect", folder)[1]
+    with Engine(str(folder)) as engine, pytest.raises(BackboneError, match="not supported"):
+        engine.submit(None, "good").result(60)
+    shown += ", LayerNorm(24), Normalize"
+    out = succeeded(adapterhub("inspect", whole))
+    assert shown in " ".join(out.split())
+    assert shown in json.loads(adapterhub("inspect", whole, "--json")[1])["vectors"]
+    code, _, err = adapterhub("eval", "--backbone", whole, "--task", "embedding", "--data", data)
+    assert code == 0
+    assert shown in err
+    assert "'the plot was '" in err

@@ -324,3 +324,11 @@ def test_training_and_other_work_are_timed_apart(monkeypatch):
     assert (progress.train_seconds, progress.other_seconds) == (51.0, 2.0)
     progress.examples += 8
     assert run_clock.timing().examples_per_second == 4.0  # in two seconds of training
+
+
+def test_the_best_of_the_short_run_stays_the_best(tmp_path):
+    fit(tmp_path, CONSTANT, evaluate=scores((0.9, 0.5)), metric="accuracy")
+    long = replace(CONSTANT, epochs=4)
+    result = fit(tmp_path, long, evaluate=scores((0.5, 0.5)), metric="accuracy", resume=True)
+    assert (result.best_step, result.best) == (3, {"accuracy": 0.9})
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").progress["step"] == 3

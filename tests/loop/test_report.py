@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ import pytest
 from accelerate import tracking
 from rich.console import Console
 
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import file_digest
 from adapterhub.loop import report
 from adapterhub.loop.report import Bar, Reporter, Several, Timing, TrainingLine, start_trackers
@@ -197,3 +198,19 @@ def test_unknown_and_missing_trackers_are_refused():
     ):
         with pytest.raises(ConfigError, match=expected):
             check_trackers(["wandb", name])
+
+
+def test_several_forwards_every_report_to_each_reporter():
+    reporters = [Notes(stop_after=3), Notes(stop_after=0)]
+    several = Several(reporters)
+    several.note("hello")
+    several.trained(record(1), TIMING)
+    assert [(r.notes, r.losses) for r in reporters] == [(["hello"], [0.5])] * 2
+    with pytest.raises(KeyboardInterrupt):
+        several.advance(1)
+    closed = mock.Mock(side_effect=OutputError("the disk is full"))
+    with pytest.raises(OutputError, match="the disk is full"):
+        Several([SimpleNamespace(close=closed)] * 2).close()
+    assert closed.call_count == 2
+    forwarded = {name for name in vars(Several) if not name.startswith("_")}
+    assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}

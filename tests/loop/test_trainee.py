@@ -284,3 +284,16 @@ def test_learning_rates_come_from_the_options_or_the_methods(method, options, ra
     grouped = [p for g in groups for p in g["params"]]
     assert {id(p) for p in grouped} == {id(t) for t in trainee.tensors().values()}
     assert len(grouped) == len(trainee.tensors())
+
+
+def test_every_equal_stage_begins_if_there_are_as_many_steps():
+    adapter = attached("unfreeze(every=equal)")
+    for steps in range(1, 40):
+        begun = []
+        for step in range(steps):
+            trainee.enter_stage(adapter, 0, [], step / steps)
+            trained = [name for name, t in adapter.tensors().items() if t.requires_grad]
+            begun.append(max(map(depth, trained)))
+        lengths = [begun.count(stage) for stage in range(4)]
+        assert begun == sorted(begun), steps
+        assert steps < 4 or max(lengths) - min(lengths) <= 1, steps

@@ -480,3 +480,23 @@ def test_a_listener_gets_what_was_there_and_what_comes():
     for read in (lambda: cancelled.result(0), lambda: list(cancelled)):
         with pytest.raises(CancelledError):
             read()
+
+
+def test_requests_have_their_own_options(engine, writers):
+    options = [
+        GenerationOptions(max_tokens=3, temperature=0, logprobs=2),
+        GenerationOptions(max_tokens=7, temperature=0),
+        GenerationOptions(max_tokens=5, top_k=1, logprobs=0),
+    ]
+    running = [engine.generate(writers[0], PROMPTS[0], each) for each in options]
+    texts = [each.result(60) for each in running]
+    assert [text.completion_tokens for text in texts] == [3, 7, 5]
+    assert {text.finish_reason for text in texts} == {"length"}
+    assert ids_of(texts[0]) == ids_of(texts[1])[:3] == ids_of(texts[2])[:3]
+    first = texts[0].tokens[0]
+    assert first.alternatives[0] == (first.text.strip(), first.logprob)
+    assert len(first.alternatives) == 2
+    assert texts[1].tokens[0].logprob is None
+    assert texts[2].tokens[0].logprob == pytest.approx(first.logprob, abs=1e-4)
+    assert texts[0].prompt_tokens == 5
+    assert 0 < texts[0].first_token_seconds <= texts[0].seconds

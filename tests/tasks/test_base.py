@@ -4,9 +4,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from adapterhub.data.examples import Example
 from adapterhub.data.options import PREDICT, DataOptions
-from adapterhub.errors import DataError
-from adapterhub.tasks import TASKS, dump_task, parse_task
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks import TASKS, dump_task, parse_task, task_class
+from adapterhub.tasks.common.base import resolve_alias
 from adapterhub.tasks.common.batches import pad
 from tests.kit.data import write_json_lines
 
@@ -121,3 +123,13 @@ def test_padding_matches_the_tokenizer(backbones, side):
 )
 def test_the_normal_form_has_the_name_of_the_task(spec, normal):
     assert dump_task(parse_task(spec)) == dump_task(parse_task(normal))
+
+
+def test_an_unknown_name_suggests_names_and_aliases():
+    assert resolve_alias("classification") == ("classification", {})
+    assert task_class("sft") is TASKS["causal-lm"]
+    with pytest.raises(ConfigError, match=r"did you mean 'summarization'") as error:
+        parse_task("sumarization")
+    assert "summarization" not in error.value.expected
+    with pytest.raises(ConfigError, match="takes no few-shot examples"):
+        parse_task("classification").with_shots([Example("a film", None, "pos")], 1, seed=0)

@@ -249,12 +249,17 @@ def test_marks_of_a_template_are_learned_as_transformers_masks_them(marks, chat,
     assert [int(label != IGNORED) for label in row["labels"]] == expected["assistant_masks"]
 
 
-def test_line_ends_and_tokens_that_end_in_a_mark(tmp_path):
-    """What an answer itself ends with is learned."""
+def test_line_ends_weights_and_tokens_that_end_in_a_mark(tmp_path):
+    """What an answer itself ends with is learned; one without a weight is not."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATES["texts"]
     (row,) = rows_of("causal-lm", tokenizer, [{"messages": turns("q1", "a1\n\n")}], tmp_path)
     assert learned(row, tokenizer) == ["a1\n\n" + END]
+    marked = f"{{% if m.role == 'assistant' %}}{MARKED['content']}{{% else %}}{{{{ m.content }}}}"
+    tokenizer.chat_template = f"{ROLES}{marked}{{% endif %}}{{% endfor %}}{OPENED}"
+    chat = [*turns("q1", "a1", weight=0), *turns("q2", "a2"), *turns("q3", "a3", train=False)]
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": chat}], tmp_path)
+    assert learned(row, tokenizer) == ["a2"]
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "Aq1B": 1, "a1": 2, " a1": 3}))
     words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
@@ -411,3 +416,26 @@ def test_pairs_are_written_by_the_chat_template_of_a_backbone_that_has_one(
     assert sum(note in line for line in prepared.notes) == (way == "chat")
     recorded = parse_task(prepared.recipe.task).template
     assert recorded == {"chat": None, "plain": "{text}\n", "off": "{text}"}[way]
+
+
+UNUSED_KEYS = [
+    *turns("q1", None, tool_calls=calls("{}"), refusal="no", weight=1),
+    TOOL,
+    A2 | {"reasoning_content": "r", "name": "x"},
+]
+UNUSED_COLUMNS = {"tools": TOOLS, "chat_template_kwargs": {"think": True}}
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "expected"),
+    [
+        ("reasoning", {"messages": UNUSED_KEYS}, "'refusal' (3), 'tool_call_id' (3), 'name' (3)"),
+        ("parts", {"messages": turns("q1", "a1"), **UNUSED_COLUMNS}, "'tools' (3), 'think' (3)"),
+    ],
+)
+def test_what_a_template_does_not_use_is_named_once(template, row, expected, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATES[template]
+    task, examples = examples_of("causal-lm(data=chat)", [row] * 3, tmp_path)
+    (line,) = task.remarks(task.encode(examples, Setting(tokenizer, 99), labelled=True))
+    assert line == f"keys and columns that the chat template does not use: {expected}"

@@ -12,12 +12,12 @@ import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import open_stream
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.files.native import Saved
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.status import Display, showing
-from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.base import encode_whole, longest_row, lost_tokens, truncate
 from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
 from adapterhub.tasks.multiple_choice import Choices
@@ -192,3 +192,15 @@ def test_a_streamed_run_resumes_in_the_middle_of_an_epoch(text, backbones, tmp_p
     cut = run(made("cut"), Reporter(), resume=True)
     assert adapter_bytes(tmp_path / "cut") == adapter_bytes(tmp_path / "whole")
     assert cut.metrics == whole.metrics
+
+
+@pytest.mark.parametrize(
+    "name", sorted(TASKS.keys() - {task.partition("(")[0] for task in STREAMED} - {"prompted"})
+)
+def test_another_task_streams_rows_and_needs_to_know_how_many(name, text, backbones, tmp_path):
+    flags = {"backbone": str(backbones("bert")), "task": name, "output": str(tmp_path / "run")}
+    recipe = read(flags=flags | {"data": {"train": str(text), "stream": True}})
+    with pytest.raises(ConfigError, match=f"data.stream=true with {name}") as error:
+        run(recipe, Reporter())
+    assert any("max_steps" in offender for offender in error.value.offenders)
+    assert "--steps" in error.value.hint

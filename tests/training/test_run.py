@@ -340,3 +340,25 @@ def test_what_is_not_compared(monkeypatch):
         "30 training rows, 784 characters, 3 classes are too many",
     )
     assert compare_with_words(data, rows[1:], own) is None  # predictions of other rows
+
+
+def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
+    now = [0.0]
+    made: list[float] = []
+
+    def write(folder: Path, live: bool = False) -> None:
+        assert live
+        made.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(running, "write_page", write)
+    monkeypatch.setattr(running.time, "perf_counter", lambda: now[0])
+    page.began = 0.0
+    while now[0] < 400:
+        now[0] += 1
+        evaluated(page, 2, best=False)
+        page.flush()
+        page.flush()
+    assert made[0] == 20
+    assert 8 <= len(made) <= 10
+    assert page.spent <= 0.05 * now[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from adapterhub.cli import main
+from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import BlockReader, Cursor
 from adapterhub.data.tables import read_table
@@ -296,3 +298,17 @@ def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_pat
     with pytest.raises(ConfigError, match="no system") as error:
         stream_rows(stream, stream.task, Setting(tokenizer, 16))
     assert error.value.offenders == ("the chat that begins with 'be kind'",)
+
+
+def test_it_reads_what_is_read_without_a_stream(tmp_path):
+    write_shards(tmp_path)
+    file = str(tmp_path / "part-2.parquet")
+    stream, notes = open_examples(file, DataOptions(), CLASSES)
+    assert list(stream) == CLASSES.read(file, stream.options, "train")
+    assert notes == (f"{file}: streamed from 1 shard; columns: text, label",)
+    assert stream[:3] == list(stream)[:3]
+    assert data_hash(stream) == stream.sha256
+    # The first rows of many files, to evaluate on.
+    several, _ = open_examples(str(tmp_path / "part-*.parquet"), DataOptions(), CLASSES, "eval")
+    assert len(list(islice(several, 7))) == 7
+    assert len(list(several)) == 64

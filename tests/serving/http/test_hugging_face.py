@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import BadRequestError, ValidationError
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError, ValidationError
 from requests import get, post
 
 from adapterhub.inference.open import open_adapter, open_backbone
@@ -294,3 +294,14 @@ def test_languages_are_fields_of_a_request(tmp_path):
         schemas = get(f"{url}/openapi.json", timeout=60).json()["components"]["schemas"]
         for shape in ("CompletionRequest", "ChatRequest"):
             assert "tgt_lang" in schemas[shape]["properties"]
+
+
+def test_what_there_is_and_what_there_is_not(server, client):
+    direct = huggingface_hub.InferenceClient(f"{server.url}/models/many", provider="hf-inference")
+    assert direct.health_check()
+    assert direct.get_endpoint_info()["model_id"] == "many"
+    with pytest.raises(HfHubHTTPError) as error:
+        client("nothing").text_classification("a")
+    assert error.value.response.status_code == 404
+    with pytest.raises(BadRequestError, match="/v1/predict"):
+        client("choices").text_classification("a")
