@@ -188,7 +188,7 @@ def close(found: Any, expected: Any, far: float = 1e-5) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@long_table("name", CASES, 2)
+@pytest.mark.parametrize("name", CASES)
 def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
