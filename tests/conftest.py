@@ -3,8 +3,6 @@
 What is slow to import is imported where a test first needs it: some folders do without torch.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging

@@ -8,8 +8,6 @@ work finds the sentences that deny it. Sentences are found by `DENIALS`, and all
 heading of `HEADINGS` count as such.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -4,8 +4,6 @@ The page names the tests in its notes. What it says about `adapters` comes from 
 that library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib.metadata

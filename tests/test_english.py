@@ -1,7 +1,5 @@
 """Stilted phrases in docstrings, messages, help texts and pages, counted by room."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The form of error messages."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kit of tests: long tables run in part, and forks behave as a new interpreter would."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from pathlib import Path

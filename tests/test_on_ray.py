@@ -4,8 +4,6 @@ Ray's library ends the process that it is in when one of its daemons does not an
 a busy machine. Here that ends no other tests, its last words are shown, and it is tried once more.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every page, guide and notebook runs, from top to bottom, and shows what it printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

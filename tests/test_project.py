@@ -1,7 +1,5 @@
 """Files that a contributor and the forge use: targets, workflows, pins, the version."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

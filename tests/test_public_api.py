@@ -1,7 +1,5 @@
 """The functions of `import adapterhub as ah`, used together."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Ray cluster is shared out among workers; what is missing is told."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The generated reference: commands, keys, public names, errors, methods, tasks and studies."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

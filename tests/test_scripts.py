@@ -1,7 +1,5 @@
 """Scripts: those for a GPU run on a CPU, walks have ceilings, models are counted and fetched."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a user who waits sees: stages and bars on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

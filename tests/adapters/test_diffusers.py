@@ -1,7 +1,5 @@
 """Adapters of the models and of the pipelines of diffusers, from what is found to their files."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 

@@ -1,7 +1,5 @@
 """`inspect`: what was found in a module and what was not, and what attaching would do."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

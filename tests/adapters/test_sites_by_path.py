@@ -1,7 +1,5 @@
 """Modules of transformers' models that have no role: convolutions, embeddings, poolers, heads."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch

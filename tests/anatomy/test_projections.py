@@ -1,7 +1,5 @@
 """What a forward computes, from its source: projections, attention, calls, experts."""
 
-from __future__ import annotations
-
 import every_type
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Sites: their inputs and outputs on every architecture, and how they are selected and grouped."""
 
-from __future__ import annotations
-
 import every_type
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Fixtures: a valid adapter to attack, and its backbone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Forging adapter files: a valid adapter, and functions that change it and fix its digest."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

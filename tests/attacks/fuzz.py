@@ -8,8 +8,6 @@ seed that reproduces it. Checkpoints of other libraries are attacked in test_hos
 tests/files/test_native.py and test_hostile_runs.py flip bits, and test_fuzz.py draws specs.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copy

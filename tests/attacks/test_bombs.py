@@ -5,8 +5,6 @@ it is known to be right. Holes take no space on a disk, so that a folder of some
 of any size.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

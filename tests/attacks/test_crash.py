@@ -1,7 +1,5 @@
 """SIGKILL during a save, or a full disk, leaves the old files or the new ones, never a mix."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A short run of the fuzzer, any text as a spec or recipe, and junk in every option of a method."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

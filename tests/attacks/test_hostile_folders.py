@@ -4,8 +4,6 @@ Each is refused, or has no effect; only the three known files are ever opened. O
 may contain, tests/files/test_manifest.py has more.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Hostile checkpoints of other libraries: junk options, slow regular expressions, wrong files."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

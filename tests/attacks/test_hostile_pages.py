@@ -5,8 +5,6 @@ elements and attributes as a page with harmless texts, and show the hostile ones
 has, by a Markdown parser, the same blocks and metadata, and only the HTML that adapterhub writes.
 """
 
-from __future__ import annotations
-
 import ast
 import html.parser
 import json

@@ -3,8 +3,6 @@
 None sets a path or runs code, and each is one clear error.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

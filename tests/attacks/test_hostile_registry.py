@@ -1,7 +1,5 @@
 """Hostile registry folders: links, pipes, broken files, names, and changes at the wrong moment."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

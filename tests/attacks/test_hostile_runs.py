@@ -1,7 +1,5 @@
 """Damage to the folder of a run, two processes in it, full disks: refused, or without effect."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

@@ -6,8 +6,6 @@ then runs on a pseudo terminal, with and without --json: no sequence reaches the
 read as markup or as an emoji code, and JSON keeps every character.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -4,8 +4,6 @@ By default some lines of each operation are tried, with ADAPTERHUB_MATRIX=full e
 first, its last and another run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import signal

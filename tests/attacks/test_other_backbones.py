@@ -1,7 +1,5 @@
 """A changed backbone is refused, wherever the change is; a copy of the same one is accepted."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A stranger's tokens and chat template leave with the adapter, in any order, to the byte."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """What is written behind an answer stops generation: in predictions, loaded, merged, exported."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files, the folder, the name and the origin of a backbone, without a network."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

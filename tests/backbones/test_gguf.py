@@ -1,7 +1,5 @@
 """A GGUF file is a backbone: decoded once, the same model as transformers reads, saved as plain."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loading a backbone with the head of a task, its pooling, and the timing of its kernels."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

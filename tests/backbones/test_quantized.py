@@ -1,7 +1,5 @@
 """Quantized backbones: what is decoded, trained on and refused, and how layers are tried."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Weights of projections, however they are stored; models without values, and stand-ins."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from concurrent.futures import ThreadPoolExecutor

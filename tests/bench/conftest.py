@@ -1,7 +1,5 @@
 """A small study that several tests run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Cells on a real local Ray of two nodes: the same records as in one process (test_on_ray.py)."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

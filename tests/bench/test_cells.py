@@ -1,7 +1,5 @@
 """Cells, their digests, and the search for learning rates: a pure function of what is done."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

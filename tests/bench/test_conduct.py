@@ -1,7 +1,5 @@
 """A study from its options to its records: each cell once, and nothing selected by what tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

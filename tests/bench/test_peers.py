@@ -1,7 +1,5 @@
 """The methods of other libraries in a study: trained by their own trainer, scored by our code."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from dataclasses import replace

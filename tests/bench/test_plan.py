@@ -1,7 +1,5 @@
 """What a study plans, the steps that fit into a time, and from a cell to its record."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Records of cells, and their results: scores, verdicts, rates, costs and failures."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

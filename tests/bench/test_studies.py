@@ -1,7 +1,5 @@
 """The committed studies, and the scripts of benchmarks/studies but those of test_peers.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which adapter to start from: a planted helper is found, and noise is not preferred."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import SimpleNamespace

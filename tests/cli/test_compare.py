@@ -1,7 +1,5 @@
 """`adapterhub compare` and `report`, and `train --open`."""
 
-from __future__ import annotations
-
 import json
 import webbrowser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--labels`, which names labels, and commands on an adapter with several heads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`adapterhub predict`: of arguments, files, a terminal and tables."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`adapterhub publish`, and who has signed: `key`, `sign`, `trust` and `verify`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

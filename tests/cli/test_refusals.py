@@ -1,7 +1,5 @@
 """What commands refuse, and what to type instead: one error, exit code 2, no output."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Options of a dataclass: from data and to data, other names, documentation, JSON schema, YAML."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The folders of a user, with a home or without, and files that are kept there by a key."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

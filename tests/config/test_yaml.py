@@ -1,7 +1,5 @@
 """YAML 1.2 core schema, overrides on the command line, quantities, the call syntax of specs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

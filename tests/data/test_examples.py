@@ -1,7 +1,5 @@
 """Examples from tables: texts, labels and their names, samples and hashes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

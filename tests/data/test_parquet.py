@@ -1,7 +1,5 @@
 """Parquet columns; tests/attacks/test_bombs.py attacks their memory."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

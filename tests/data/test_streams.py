@@ -1,7 +1,5 @@
 """Streams of rows and of raw text: each once in a pass, drawn again exactly, in little memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

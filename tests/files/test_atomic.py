@@ -1,7 +1,5 @@
 """Folders are written whole or not at all; files are read within limits."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

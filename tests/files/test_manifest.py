@@ -1,7 +1,5 @@
 """Manifests round-trip; the reader and the writer refuse the same invalid ones."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

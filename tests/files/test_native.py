@@ -1,7 +1,5 @@
 """Adapters are written canonically and read back exactly, or refused."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

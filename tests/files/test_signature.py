@@ -1,7 +1,5 @@
 """The format of `adapter.sig`, and Ed25519 keys in files."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -4,8 +4,6 @@ This script wrote `tests/golden/v1_models` once, with transformers 5.23. Every l
 load those folders onto these backbones, check the same fingerprints, and compute the same logits.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -3,8 +3,6 @@
 `tests/test_on_ray.py` runs them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

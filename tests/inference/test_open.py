@@ -1,7 +1,5 @@
 """Opening a trained adapter: its folder, with the record of its training, is enough to predict."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

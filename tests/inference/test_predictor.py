@@ -1,7 +1,5 @@
 """Predictions of `ah.open`, of every task and form of input, and of jobs on Parquet files."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Encoders of sentence-transformers: the vectors of `encode` for all modules, or a refusal."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

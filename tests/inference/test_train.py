@@ -1,7 +1,5 @@
 """`ah.train` is the command of the same name, on files or on rows that are in memory."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -1,7 +1,5 @@
 """Adapters that were attached in Python and saved without a run: commands know their model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

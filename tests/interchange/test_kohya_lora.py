@@ -1,7 +1,5 @@
 """Kohya's and LyCORIS's files of Stable Diffusion: equal weights here, in diffusers, by formula."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparisons: of all that can be observed of a model, and of data with a schema."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal

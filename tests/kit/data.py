@@ -1,7 +1,5 @@
 """Small data files: sentences, tables, shards, files as people have them, and their tokenizer."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """A Hugging Face Hub in this process, and one that attacks its clients."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """The matrix method x architecture: cells that run or are refused, and the tables of results."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Tiny random backbones that read images or audio, and data to train them on: no downloads."""
 
-from __future__ import annotations
-
 import io
 import json
 from functools import partial

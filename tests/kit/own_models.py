@@ -1,7 +1,5 @@
 """Tiny models of special kinds: own networks, mixtures of experts, codes, FP8, translators."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The differential against peft: each kind of checkpoint, and the table of results."""
 
-from __future__ import annotations
-
 import copy
 import platform
 import re

@@ -1,7 +1,5 @@
 """Pipelines and models of diffusers with random numbers, of the size of a stamp."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes: forks with their slow imports behind them, two at once, and fresh ones."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """A hub of ours: in this process, in processes of its own, its commits, tables and policies."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Registries for tests: small adapters without a model, keys, storage in a dict, many versions."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs of training: of a network that learns in milliseconds, and folders without a training."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

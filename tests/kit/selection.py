@@ -5,8 +5,6 @@ The eighth is fixed by the table alone, and chosen for what it covers: the first
 with a value that no other has, then cases that lie evenly. Two histories of one tree run the same.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar

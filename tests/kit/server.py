@@ -1,7 +1,5 @@
 """Small adapters on a server: in a thread, over HTTP, beside vLLM and Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

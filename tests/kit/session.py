@@ -1,7 +1,5 @@
 """What surrounds a test: homes, slow calls, waiting, faults and refusals."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import functools

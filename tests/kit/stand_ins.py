@@ -4,8 +4,6 @@
 that they give mean nothing. MiniLM is the real one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import tempfile
 from functools import cache

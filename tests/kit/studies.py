@@ -1,7 +1,5 @@
 """Studies for tests: planned in a folder, and with a known truth."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path

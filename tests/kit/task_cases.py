@@ -1,7 +1,5 @@
 """One training case for each registered task: a suitable backbone, data, and expected results."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

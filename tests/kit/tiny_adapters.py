@@ -1,7 +1,5 @@
 """Adapters on tiny models: at one site with its equation, on top of others, of a language model."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections.abc import Callable

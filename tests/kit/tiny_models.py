@@ -1,7 +1,5 @@
 """Tiny random models of every supported architecture: real transformers classes, no downloads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

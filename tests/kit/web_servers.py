@@ -1,7 +1,5 @@
 """Web servers on ports of their own, a client of one request, and a browser."""
 
-from __future__ import annotations
-
 import html.parser
 import http.client
 import importlib.util

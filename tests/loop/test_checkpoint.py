@@ -1,7 +1,5 @@
 """Checkpoints: round trip, kills, full disks, broken files, and resuming another run."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

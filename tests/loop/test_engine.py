@@ -1,7 +1,5 @@
 """Steps: order of batches, gradients, precision, checks, rows divided in any way, checkpointing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

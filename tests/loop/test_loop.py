@@ -1,7 +1,5 @@
 """The training loop: best tensors, exact resume after a kill, longer runs, and its clock."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The processes of a run: launchers, divided evaluations, stop signals, and sharded models."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

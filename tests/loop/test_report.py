@@ -1,7 +1,5 @@
 """Reporters: terminal, JSON lines, TensorBoard, and trackers without their libraries."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """What a speedup makes different in a step is found: loss, gradients, outputs, errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An adapter as a trainee: parameter groups, training mode, and stages such as unfreezing."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

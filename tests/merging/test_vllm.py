@@ -1,7 +1,5 @@
 """Adapters as LoRAs for vLLM: equal in peft where copied, near and told where converted."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AdaLoRA: the allocation of its budget, in our loop, in transformers' Trainer, and in peft's."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace

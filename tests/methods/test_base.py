@@ -1,7 +1,5 @@
 """Methods and their specs: names of options, texts, normal forms, the catalogue without torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

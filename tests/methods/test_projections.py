@@ -1,7 +1,5 @@
 """The methods that change a projection compute their equations, by hand in tiny_adapters.py."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Pages are read as they are drawn."""
 
-from __future__ import annotations
-
 import pytest
 
 

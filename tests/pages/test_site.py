@@ -1,7 +1,5 @@
 """The pages of a registry as files: what they show, and that strangers' texts stay texts."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

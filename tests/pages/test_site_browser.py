@@ -1,7 +1,5 @@
 """The pages of a registry in chromium: sizes, colours, no scripts, the keyboard, axe-core."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

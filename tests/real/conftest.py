@@ -1,7 +1,5 @@
 """Claims on trained weights: `make real-test` fetches the models and runs these tests."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Flan-T5 translates and learns to translate better, Whisper writes speech, and pages run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

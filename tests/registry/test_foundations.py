@@ -1,7 +1,5 @@
 """An adapter is published and pulled with those that it was trained on, or not at all."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The life of a version: `ah.publish`, `ah.search`, `ah.tag`, `ah.yank` and `ah.delete`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A registry in a bucket: what the conformance suite of all stores does not cover."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Adapters that several tests serve, saved once."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator

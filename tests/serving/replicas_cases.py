@@ -1,7 +1,5 @@
 """A server in replicas on a real local Ray of two nodes. `tests/test_on_ray.py` runs these."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

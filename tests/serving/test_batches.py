@@ -1,7 +1,5 @@
 """Which requests share a batch: a pure function of their sizes."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The plugin of vLLM: which LoRA a name is, and when there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 Kernels of Liger itself run with `make liger`, by Triton's interpreter; the others are stand-ins.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Frozen layers are computed once in a run, with equal results, and found in any batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

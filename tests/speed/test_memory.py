@@ -1,7 +1,5 @@
 """Memory: the loss of a frozen head in chunks is that of the model; activations are predicted."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Starts from the training data: what they compute, and when a run does."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path

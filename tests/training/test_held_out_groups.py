@@ -1,7 +1,5 @@
 """Whole groups are held out: by task, by a column, in training, tests, studies and folds."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The backbone and rows of a run: shared by runs, lengths, dtypes and attention of choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The plan of a run, and its first rows as text: what it counts is what the run then has."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import subprocess

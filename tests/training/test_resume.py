@@ -1,7 +1,5 @@
 """What a run may be resumed with, what is recorded, and what is refused; edits of some tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A run from its recipe to its files: what it prepares, its report, and its verdicts."""
 
-from __future__ import annotations
-
 import errno
 import json
 import random

@@ -1,7 +1,5 @@
 """The data of a run, read from its recipe; where it is placed, and what is said before torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import datasets

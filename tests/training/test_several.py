@@ -1,7 +1,5 @@
 """Several runs, and runs of stages: shared work, own folders, errors, signals and kills."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

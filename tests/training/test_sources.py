@@ -1,7 +1,5 @@
 """Several sources in one run: columns, shares, scores of each, and an exact resume."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections import Counter

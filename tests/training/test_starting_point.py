@@ -1,7 +1,5 @@
 """Runs that start from a trained adapter, with `from`, or train on top of several, with `on`."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Streams: their examples and labels, and batches that are the same after a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

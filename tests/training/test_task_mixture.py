@@ -1,7 +1,5 @@
 """Several tasks as one task of a run: its batches, heads and metrics, and an exact resume."""
 
-from __future__ import annotations
-
 import json
 import signal
 from bisect import bisect_right

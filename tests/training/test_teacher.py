@@ -1,7 +1,5 @@
 """Runs with a teacher: an adapter on the same backbone, the backbone, or another model."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """transformers' Trainer with `TrainerCallback`: adapters beside checkpoints and at the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A discovered row: its stacks and their names, and methods on architectures without a row."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Backbones with codes for weights: packed projections (GPTQ, AWQ), and FP8, decoded or not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every method on quantized backbones: training, saving, loading, merging and detaching."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

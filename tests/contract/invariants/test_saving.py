@@ -3,8 +3,6 @@
 Of the tensors, what only training needs is left out, and fixed random numbers are computed again.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

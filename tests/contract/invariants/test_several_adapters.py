@@ -1,7 +1,5 @@
 """Several adapters on one backbone do not affect each other, whatever their names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example as case

@@ -1,7 +1,5 @@
 """Methods that take part in training, or start from the data: killed and resumed to the byte."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

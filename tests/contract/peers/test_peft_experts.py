@@ -3,8 +3,6 @@
 One process runs both libraries on the same tiny model of each type with stacked weights of experts.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -14,8 +14,6 @@ architecture it writes
 A case is one row of CASES: a new configuration is a new row.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable

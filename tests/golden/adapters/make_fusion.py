@@ -9,8 +9,6 @@ The adapters read the feed-forward output before the residual connection, as our
 its keys, which adds the same to the score of every adapter, has no name in ours.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A running server with an adapter for each form of answers, and what `predict` prints for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

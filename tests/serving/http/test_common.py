@@ -1,7 +1,5 @@
 """All shapes, tasks and methods together: examples, a fuzzer, and answers of mixed batches."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The page of `serve --try` in chromium: two answers side by side, the keyboard, hostile names."""
 
-from __future__ import annotations
-
 import json
 import time
 
