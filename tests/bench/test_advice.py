@@ -7,7 +7,7 @@ import pytest
 
 from adapterhub.bench import advice
 from adapterhub.bench.advice import Cost, recommend
-from adapterhub.bench.paired import compare_with
+from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
 from tests.kit.studies import Truth
@@ -204,3 +204,40 @@ def test_a_head_that_is_worse_is_hardly_ever_taken(kind):
         for rows in (100, 400)
     ]
     assert taken.count("head") <= 0.05 * len(taken)
+
+
+TIED = PairedComparison(
+    baseline="lora",
+    method="pfeiffer",
+    score="accuracy",
+    points=100,
+    lower_is_better=False,
+    rows=500,
+    value=0.004,
+    low=-0.009,
+    high=0.017,
+    error=0.0065,
+    freedom=60,
+    covers_seeds=True,
+    p=0.3,
+    corrected=0.61,
+    comparisons=7,
+    divisor=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "+0.4 points, 95 % interval -1.1 to +1.9, p = 0.61"),
+        ({"corrected": None}, "+0.4 points, 95 % interval -0.9 to +1.7"),
+        ({"low": None, "high": None, "corrected": None}, "+0.4 points"),
+        (
+            {"score": "loss", "points": 1, "corrected": 0.01},
+            "+0.004 loss, 95 % interval -0.0109 to +0.0189, p = 0.01",
+        ),
+        ({"value": -1e-7}, "+0.0 points, 95 % interval -1.5 to +1.5, p = 0.61"),
+    ],
+)
+def test_a_comparison_in_numbers(changes, expected):
+    assert advice.numbers_text(replace(TIED, **changes)) == expected

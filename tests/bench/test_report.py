@@ -141,3 +141,34 @@ def test_all_tasks_are_in_one_table(made_results):
     assert found["head"][0] == found["head"][1]
     loss = replace(made_results[0], score=replace(made_results[0].score, name="loss"))
     assert tables.score_title(loss) == "loss, lower is better"
+
+
+def with_result(task, result):
+    methods = tuple(result if each.method == result.method else each for each in task.methods)
+    return replace(task, methods=methods)
+
+
+def test_the_baseline_failed_seeds_and_what_is_not_known(made_results):
+    (task,) = made_results
+    assert cells(task, "lora")["against lora"].text == "baseline"
+    head, lora = task.find("head"), task.find("lora")
+    unknown = replace(head, comparison=replace(head.comparison, corrected=None))
+    assert cells(with_result(task, unknown), "head")["against lora"].text.endswith(", not known")
+    even = replace(head, comparison=replace(head.comparison, value=-1e-7))
+    assert cells(with_result(task, even), "head")["against lora"].text.startswith("+0.0, ")
+    spoiled = replace(lora, finals=(replace(lora.finals[0], status="diverged"), *lora.finals[1:]))
+    assert cells(with_result(task, spoiled), "lora")["seeds"].text == "2 of 3 (1 diverged)"
+    assert cells(with_result(task, replace(lora, at_edge=True)), "lora")["rate"].text == "1e-3 edge"
+
+
+def test_several_tasks_have_a_summary_and_a_section_each(made_study, made_results):
+    (task,) = made_results
+    one = study_page(made_study, made_results, {})
+    page = study_page(made_study, [task, replace(task, rows=50), replace(task, task="b")], {})
+    assert "All tasks" in page
+    assert "All tasks" not in one
+    assert "mine, 50 rows" in page
+    assert page.count("By number of training rows") == 1
+    other = replace(task, task="yours")
+    assert "## All tasks" in study_markdown(made_study, [task, other], {})
+    assert "## All tasks" not in study_markdown(made_study, made_results, {})

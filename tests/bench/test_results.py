@@ -17,7 +17,7 @@ from adapterhub.bench.records import CellRecord, Costs, PredictedRows, RecordFol
 from adapterhub.bench.results import study_results
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.pages.row_scores import calibration, is_right, row_score
+from adapterhub.pages.row_scores import KINDS, calibration, is_right, row_score
 from tests.kit.studies import made_record, made_records
 
 # Records are read as written, whole or not at all.
@@ -347,3 +347,9 @@ def test_the_most_frequent_labels_of_several():
     assert (constant.value, constant.share) == (["a", "b"], 0.5)
     rows = PredictedRows("sets", {"label": [["a"], ["a", "b"]], "prediction": [[], []]})
     assert accuracy(constant.predict(rows), "exact_match") == 0.5
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"classes", "numbers", "sets"}))
+def test_other_kinds_have_none(kind):
+    assert constant_of(kind, [Example("x", None, "a")]) is None
+    assert constant_of("classes", []) is None

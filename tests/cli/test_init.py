@@ -9,6 +9,7 @@ import pytest
 
 from adapterhub import cli
 from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, OTHER_FLAGS, OTHER_WORDS, group
+from adapterhub.cli._format import bytes_text, seconds_text
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
 from tests.kit.session import refused, succeeded
@@ -98,3 +99,11 @@ def test_flags_of_other_programs_have_a_hint(adapterhub, subtests, command):
                 code, _, err = adapterhub(command, "x", f"--{flag}", "1")
                 assert (code, meant in " ".join(err.split())) == (2, True)
     refused(adapterhub(command, "x", "--gpu", "0"), "CUDA_VISIBLE_DEVICES")
+
+
+def test_bytes_and_durations():
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 317_700: "318 kB", 1_540_000: "1.5 MB",
+             2.5e9: "2.50 GB", 25e9: "25.0 GB", 3e12: "3.0 TB"}  # fmt: skip
+    assert {size: bytes_text(size) for size in sizes} == sizes
+    assert seconds_text(59.4) == "59.4 s"
+    assert seconds_text(75.2) == "1 min 15 s"

@@ -235,3 +235,13 @@ def test_a_folder_of_another_content_is_refused(adapterhub, folder, file, fields
     result = adapterhub("inspect", folder)
     refused(result, said)
     assert "\x1b" not in "".join(result[1:])
+
+
+def test_inspect_shows_which_layers_have_a_site():
+    """The last layer has a plain network, the others a mixture of experts."""
+    config = transformers.Qwen2MoeConfig(**MIXTURE, num_hidden_layers=4, mlp_only_layers=[3])
+    model = transformers.Qwen2MoeForCausalLM(config)
+    layers = {row["site"]: row["layers"] for row in ah.inspect(model).facts()["sites"]}
+    assert layers["decoder.ffn"] == layers["decoder.attn.q"] == "all"
+    assert layers["decoder.ffn.up"] == "1 of 4: 3"
+    assert layers["decoder.mix"] == ""

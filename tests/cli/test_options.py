@@ -109,3 +109,10 @@ def test_save_writes_the_schema_beside_the_recipe(adapterhub, tmp_path):
     assert "train" in schema["properties"]
     refused(adapterhub("recipe", "--save", file), "exists", "another --save")
     refused(adapterhub("recipe", "--save", tmp_path / "no" / "my.yaml"), "No such file")
+
+
+def test_json(adapterhub):
+    train, lora = json.loads(succeeded(adapterhub("options", "train", "lora", "--json"))).values()
+    (every,) = (option for option in train if option["name"] == "train.log_every")
+    assert (every["type"], every["default"], bool(every["help"])) == ("int", 10, True)
+    assert "rank" in [option["name"] for option in lora]

@@ -1,17 +1,21 @@
 """A registry on the command line: `list`, `show`, `diff` and all that has no file of its own."""
 
+import importlib
+import io
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 import adapterhub as ah
 from adapterhub import cli
-from adapterhub.cli import delete
+from adapterhub.cli import _format, delete
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.store import Publication
+from adapterhub.registry.store import Entry, Publication
 from adapterhub.registry.trust import trust_key
 from tests.kit import registries
 
@@ -242,3 +246,28 @@ def test_two_versions_are_compared(typed, tmp_path):
     assert tree["fields"]["metrics.accuracy"] == [0.5, 0.75]
     row = {"first": [2, 4], "second": [2, 4], "distance": 1.0}
     assert tree["tensors"] == {"encoder.0.attn.q.lora.a": row}
+
+
+list_module = importlib.import_module("adapterhub.cli.list")  # `cli.list` is its command
+
+
+def test_the_table_fits_a_terminal(monkeypatch, capsys):
+    """What all adapters have in common is left out before what tells them apart."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(_format, "console", lambda: console)
+    entries = [
+        Entry(f"name-of-{n}@v1", f"name-of-{n}", "v1", "", backbone, "", ("lora",),
+              "classification", {"accuracy": 0.5}, ("best",), 298_000, 74_000,
+              published="2026-11-22T10:00:00Z")
+        for n, backbone in enumerate(("acme/a-model", "my-bert--0123456789ab"))
+    ]  # fmt: skip
+    list_module._print_entries(entries, "name")
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "my-bert " in output.getvalue()
+    for column in ("score", "size", "date", "backbone"):
+        assert column in lines[1]
+    assert "not shown: parameters, task, tags (use --json)" in output.getvalue()
+    table = list_module.entries_table([replace(entries[0], tags=(), published=None)])
+    assert not {"tags", "date"} & {*table.columns}

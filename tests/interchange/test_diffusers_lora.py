@@ -161,11 +161,10 @@ BLOCK = {"r": 2, "target_modules": ["to_q", "add_k_proj", "to_add_out", "net.2",
 ENCODER = {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "fc2"]}
 
 
-@long_table(
+@pytest.mark.parametrize(
     ("kind", "part", "options", "with_metadata"),
     [(SD, "unet", UNET, True), *((kind, "transformer", BLOCK | {"lora_alpha": alpha}, alpha == 3)
                                  for kind in (SD3, FLUX) for alpha in (2, 3))],
-    parts=2,
 )  # fmt: skip
 def test_files_that_diffusers_wrote(kind, part, options, with_metadata, tmp_path):
     theirs = pipeline(kind=kind)

@@ -161,3 +161,19 @@ def test_unusable_tensors_are_listed(tmp_path, tensors, problem):
     with pytest.raises(FileError) as caught:
         read_tensor_file(tmp_path, *NAMES)
     assert caught.value.offenders == (problem,)
+
+
+def test_head_values_become_the_task_head(translation):
+    parameters = translation.anatomy.model.named_parameters()
+    values = {path: p.detach() + 1 for path, p in parameters if path == "classifier.weight"}
+    translation.values |= values
+    translation.finalize()
+    translation.raise_problems("the checkpoint")  # there are none
+    assert translation.head
+    assert translation.tensors.keys() == {"head.classifier.weight", "head.classifier.bias"}
+    assert translation.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    translation.note_dropout(0.0)
+    translation.note_dropout(0.1)
+    assert translation.notes == ["classifier.bias: part of the task head, missing from the files",
+                                 "dropout 0.1 of training is not carried over"]  # fmt: skip
+    assert [name for spec in translation.methods for name in spec] == ["head"]

@@ -87,7 +87,7 @@ SPECS = (
 )  # fmt: skip
 
 
-@long_table("spec", SPECS, 3, ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_file_has_the_updates_that_merging_adds(spec, tmp_path):
     check_updates(tiny_models.model("llama", "causal-lm"), spec, tmp_path / "a.gguf")
     fields = gguf.GGUFReader(tmp_path / "a.gguf").fields

@@ -431,3 +431,18 @@ def test_a_users_own_checkpointing_comes_back(architecture):
         layers.apply()
         assert switches(model) != before
     assert switches(model) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({"batch_size": 8}, "train.batch_size=4 train.gradient_accumulation=2"),
+        ({}, "train.gradient_checkpointing=true"),
+        ({"gradient_checkpointing": True}, "train.offload_activations=true"),
+        ({"gradient_checkpointing": True, "offload_activations": True}, "train.max_length=64"),
+    ],
+)
+def test_the_first_advice_where_memory_ends_is_what_costs_least(options, first):
+    error = engine._out_of_memory(RunOptions(**{"batch_size": 1, "max_length": 128} | options))
+    assert error.hint.split("; ")[0].startswith(first)
+    assert f"batch_size={options.get('batch_size', 1)}" in error.problem

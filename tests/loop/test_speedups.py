@@ -120,3 +120,14 @@ def test_each_is_on_top_of_those_before_and_one_that_is_refused_is_not_tried_aga
             assert speedups.used == [fine]
             assert len(fine.module._forward_hooks) == 1
     assert [note.partition(":")[0] for note in notes] == ["not hooked", "hooked", "hooked"]
+
+
+def test_a_batch_is_tried_with_padding_and_without():
+    batch = tiny_models.batch()
+    full, padded = with_and_without_padding(batch)
+    assert full["attention_mask"].all()
+    assert padded["attention_mask"].sum() == full["attention_mask"].sum() - 1
+    without_mask = {"input_ids": batch["input_ids"]}
+    assert with_and_without_padding(without_mask) == [without_mask]
+    short = {"attention_mask": torch.ones(3, 1)}
+    assert with_and_without_padding(short) == [short]

@@ -250,3 +250,14 @@ def test_a_rank_above_that_of_the_matrix_ends(cut, shape):
     assert len(right) == min(cut.rank or 1000, *shape)
     if len(right) == min(shape):
         torch.testing.assert_close(left @ right, matrix, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+def test_the_same_labels_or_the_only_head_need_no_choice(model, kept):
+    adapters = get_state(model).adapters
+    if kept == "b":
+        adapters["a"].head = None
+    combined = ah.combine(model, ["a", "b"])
+    assert combined.labels == adapters[kept].labels
+    head = adapters[kept].head.own["classifier"]
+    assert torch.equal(combined.head.own["classifier"].weight, head.weight)

@@ -1,5 +1,6 @@
 """report.html: one file without network and scripts, of a run or of several, and what it shows."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib
@@ -232,3 +233,20 @@ def test_names_are_text_and_not_markup_or_formulas():
     assert "<script" not in svg
     assert name[:30] in "".join(tree.itertext())
     assert name in "".join(tree.itertext())
+
+
+def test_runs_with_different_metrics_and_gaps_make_a_page(tmp_path):
+    one, other = run_folder(tmp_path / "one"), run_folder(tmp_path / "other", metric="f1")
+    text = (other / "metrics.jsonl").read_text()
+    gaps = re.sub(r'"loss": [\d.]+, "learning_rate"', '"loss": null, "learning_rate"', text)
+    assert gaps != text
+    (other / "metrics.jsonl").write_text(gaps)
+    assert "Evaluation: f1" in comparison.runs_page([read_run(one), read_run(other)])
+
+
+def test_lines_have_their_names_at_their_ends():
+    lines = {f"run {n}": [(1, n), (2, n / 2)] for n in range(9)}
+    svg = comparison.overlay_chart({**lines, "none": [(1, None)]}, "step")
+    texts = set(ElementTree.fromstring(svg).itertext())
+    assert set(lines) <= texts
+    assert "none" not in texts

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
@@ -180,3 +181,61 @@ def test_a_node_with_another_version_is_refused_and_a_missing_extra_named(monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r'pip install "adapterhub\[serve,ray-serve\]"'):
         import_serve()
+
+
+def test_numbers_of_replicas_are_one_group_each_with_a_label():
+    registry = CollectorRegistry()
+    text = '# HELP a_b_total Said.\n# TYPE a_b_total counter\na_b_total{{path="/x"}} {}\n'
+    registry.register(ray_front.ReplicaNumbers({"r1": text.format(1), "r2": text.format(2)}))
+    lines = generate_latest(registry).decode().splitlines()
+    assert lines == [
+        "# HELP a_b_total Said.",
+        "# TYPE a_b_total counter",
+        'a_b_total{path="/x",replica="r1"} 1.0',
+        'a_b_total{path="/x",replica="r2"} 2.0',
+    ]
+
+
+def replica_of(app: Callable[..., Any]) -> tuple[Replica, list[str]]:
+    """Return a replica with an application, and the adapters that it says it has."""
+    replica, noted = Replica.__new__(Replica), []
+
+    async def note(model: str) -> None:
+        noted.append(model)
+
+    replica.app, replica.note = app, note
+    return replica, noted
+
+
+async def answers_of(replica: Replica, body: bytes = b"x", model: str = "polite") -> list[Any]:
+    return [each async for each in replica.answer({"type": "http"}, body, model)]
+
+
+def test_a_replica_answers_in_as_few_messages_as_there_are():
+    """It has an adapter that it has answered with, and none without."""
+
+    async def app(scope, receive, send):
+        body = (await receive())["body"]
+        await send(START)
+        await send(part(body, more=True))
+        await asyncio.sleep(0.01)
+        await send(part(b"end"))
+
+    async def missing(scope, receive, send):
+        await send({**START, "status": 404})
+        await send(part(b""))
+
+    async def broken(scope, receive, send):
+        raise ValueError("broken")
+
+    replica, noted = replica_of(app)
+    assert asyncio.run(answers_of(replica)) == [[START, part(b"x", more=True)], [part(b"end")]]
+    assert noted == ["polite"]
+    replica, noted = replica_of(app)
+    assert len(asyncio.run(replica.answer_whole({}, b"x"))) == 3
+    assert noted == []
+    replica, noted = replica_of(missing)
+    asyncio.run(answers_of(replica))
+    assert noted == []
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(answers_of(replica_of(broken)[0]))

@@ -17,7 +17,7 @@ from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import prepare
 from tests.kit import tiny_models
-from tests.kit.data import write_json_lines, write_tsv
+from tests.kit.data import HEADS, mixed_recipe, write_json_lines, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.session import succeeded
 from tests.kit.task_cases import CASES
@@ -252,3 +252,39 @@ def test_what_is_cut_and_what_is_padded(backbone, tmp_path, monkeypatch, adapter
     command = ("train", file, "--backbone", backbone, "--eval", file, "--show", "2")
     assert succeeded(adapterhub(*command)).count("[CLS]") == 2
     assert not (tmp_path / "runs").exists()
+
+
+def test_rows_of_each_of_several_tasks(backbone, tmp_path):
+    recipe = mixed_recipe(backbone, tmp_path, "train.best_metric=length/mse")
+    rows, notes = preview_rows(recipe, 2)
+    assert [row.title.partition(":")[0] for row in rows] == [n for n in HEADS for _ in range(2)]
+    assert rows[-1].title == "length: row 2 of 9"
+    assert any(note.startswith("mood: ") for note in notes)
+
+
+WORDS = "the movie was very good"
+ANSWERS = {"the movie": "was good", "a": "bad"}
+CHAT = [
+    {"role": role, "content": text}
+    for turn in ANSWERS.items()
+    for role, text in zip(("user", "assistant"), turn, strict=True)
+]
+
+
+@pytest.mark.parametrize(
+    ("backbone_of", "task", "row", "length", "expected"),
+    [
+        ("t5", "seq2seq(max_target=3)", {"text": "the movie", "label": WORDS}, None,
+         {"cut from the target": "3 of 6 tokens: was very good", "cut": None}),
+        ("llama", "causal-lm(data=text)", {"text": "the movie was good"}, 3,
+         {"windows": "the text has 2"}),
+        ("llama", "causal-lm(data=text, pack=true)", {"text": "the movie was good"}, None,
+         {"text": None, "windows": None}),
+        ("llama", "chat", {"text": CHAT}, None, {"learned": "·x7 was good </s> ·x6 bad </s>"}),
+    ],
+)  # fmt: skip
+def test_targets_windows_and_chats(backbone_of, task, row, length, expected, backbones, tmp_path):
+    file = write_json_lines(tmp_path / "a.jsonl", [row] * 4)
+    recipe = recipe_of(backbones(backbone_of), task, file, max_length=length)
+    facts = preview_rows(recipe, 1)[0][0].facts
+    assert {name: facts.get(name) for name in expected} == expected

@@ -103,7 +103,7 @@ def with_head_of_class(folder, architecture, change=None):
     return model, folder
 
 
-@long_table("architecture", LANGUAGE_MODELS, 2)
+@pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
 def test_the_output_layer_of_a_language_model(tmp_path, architecture):
     """What `save_adapter` writes by default on a language model of transformers."""
     options, given = {"any_backbone": True, "allow_pickle": True}, inputs(architecture)

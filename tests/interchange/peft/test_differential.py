@@ -49,7 +49,7 @@ EQUAL = [
 ]  # fmt: skip
 
 
-@long_table(("kind", "architecture", "task"), EQUAL, 3)
+@pytest.mark.parametrize(("kind", "architecture", "task"), EQUAL)
 def test_virtual_tokens_are_equal_whatever_the_padding(tmp_path, kind, architecture, task):
     """Each model counts positions in another way, and finds padding in another place."""
     outcomes = Differential(kind, architecture, task, tmp_path).run()

@@ -227,3 +227,20 @@ def test_a_difference_is_found(monkeypatch, is_trained):
     assert bool(problems) == is_trained  # before training, alpha has no effect
     if is_trained:
         assert "peft computes another logits: max |difference| " in problems[0]
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3"])
+def test_every_role_is_equal_or_refused(method):
+    exported = []
+    roles = {site.role for site in anatomy_of(tiny_models.usual_model("gpt2")).sites.values()}
+    for role in sorted(roles):
+        model = tiny_models.usual_model("gpt2")
+        try:
+            adapter = ah.attach(model, {method: {"sites": [role]}})
+            tiny_models.scramble(adapter)
+            to_peft(adapter.export_source())
+        except AdapterhubError:
+            continue
+        assert compare(lambda made=adapter: made) == [], role
+        exported.append(role)
+    assert len(exported) >= 2

@@ -1,7 +1,6 @@
 """peft's checkpoints of modules that are not of transformers: equal outputs in both directions."""
 
 import copy
-import itertools
 
 import peft
 import pytest
@@ -140,7 +139,8 @@ def test_every_linear_layer(tmp_path, architecture, task, options):
 EMBEDDINGS = {"gpt2": {}, "gemma3_text": {"use_dora": True}, "llama": {"ensure_weight_tying": True}}
 
 
-@long_table(("architecture", "with_output"), itertools.product(EMBEDDINGS, (False, True)), 3)
+@pytest.mark.parametrize("architecture", EMBEDDINGS)
+@pytest.mark.parametrize("with_output", [False, True])
 def test_tied_embeddings_and_output_layers(tmp_path, architecture, with_output):
     model = tiny_models.model(architecture, LM, tie_word_embeddings=True)
     adapted = [model.get_input_embeddings(), *[model.get_output_embeddings()] * with_output]

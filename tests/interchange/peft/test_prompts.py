@@ -238,7 +238,7 @@ def test_a_head_that_the_adapter_does_not_have_is_exported_as_it_is(tmp_path, ta
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-@long_table("name", ["MaskedLM", "NextSentencePrediction", "MultipleChoice"], 3)
+@pytest.mark.parametrize("name", ["MaskedLM", "NextSentencePrediction", "MultipleChoice"])
 @pytest.mark.parametrize("method", ["prompt(length=3)", PREFIX.format("encoder")])
 def test_a_model_without_a_task_type_is_refused(tmp_path, name, method):
     model = new_model(getattr(transformers, f"BertFor{name}"), "bert")
