@@ -11,6 +11,7 @@ import inspect
 import every_type
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
 import adapterhub as ah
 from adapterhub.anatomy import anatomy_of
@@ -217,3 +218,8 @@ def test_a_base_model_with_a_module_for_its_layers_has_no_task_head():
     anatomy = anatomy_of(model)
     assert anatomy.head() == {}
     assert any(path.startswith("embeddings.") for path in anatomy.parameters())
+
+
+def test_a_configuration_that_no_auto_class_has_is_refused():
+    with pytest.raises(ValueError, match="no auto class of transformers has a"):
+        new_base_model(PreTrainedConfig())

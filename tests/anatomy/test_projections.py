@@ -229,3 +229,10 @@ def test_codes_of_a_quantization_are_no_experts():
         codes = torch.zeros(shape, dtype=torch.uint8)
         setattr(module, name, nn.Parameter(codes, requires_grad=False))
     assert projections.expert_weights(module) == {}
+
+
+def test_an_embedding_with_a_row_apart_is_no_table():
+    table = torch.nn.Embedding(4, 2)
+    assert projections.is_table(table)
+    table.apart = torch.nn.Parameter(torch.zeros(2))
+    assert not projections.is_table(table)

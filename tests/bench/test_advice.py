@@ -207,23 +207,10 @@ def test_a_head_that_is_worse_is_hardly_ever_taken(kind):
 
 
 TIED = PairedComparison(
-    baseline="lora",
-    method="pfeiffer",
-    score="accuracy",
-    points=100,
-    lower_is_better=False,
-    rows=500,
-    value=0.004,
-    low=-0.009,
-    high=0.017,
-    error=0.0065,
-    freedom=60,
-    covers_seeds=True,
-    p=0.3,
-    corrected=0.61,
-    comparisons=7,
-    divisor=2,
-)
+    baseline="lora", method="pfeiffer", score="accuracy", points=100, lower_is_better=False,
+    rows=500, value=0.004, low=-0.009, high=0.017, error=0.0065, freedom=60, covers_seeds=True,
+    p=0.3, corrected=0.61, comparisons=7, divisor=2,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

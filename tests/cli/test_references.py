@@ -117,7 +117,7 @@ BRINGS = {
     "lock": ["lock", "task", "--file", "other.lock"],
     "sync": ["sync", "--to", "restored"],
     "show": ["show", "task"],
-    "diff": ["diff", "task", "lang"],
+    "diff": ["diff", "task", "lang", "task"],
     "suggest": ["suggest", "task", "--backbone", "BACKBONE", "--train", "TRAIN"],
     "train": ["train", "--on", "task", "--backbone", "BACKBONE", "--train", "TRAIN", "--dry-run",
               "--output", "higher"],

@@ -41,6 +41,7 @@ def test_fields_that_differ_are_named(tmp_path):
         "bytes": (8, 12),
     }
     assert manifest_differences(first.manifest, first.manifest) == {}
+    assert compare.value_text("my-" + "a" * 64, 99) == "my-" + "a" * 12
     assert (second.manifest.parameters, second.manifest.nbytes) == (3, 12)
 
 

@@ -445,4 +445,3 @@ def test_a_users_own_checkpointing_comes_back(architecture):
 def test_the_first_advice_where_memory_ends_is_what_costs_least(options, first):
     error = engine._out_of_memory(RunOptions(**{"batch_size": 1, "max_length": 128} | options))
     assert error.hint.split("; ")[0].startswith(first)
-    assert f"batch_size={options.get('batch_size', 1)}" in error.problem

@@ -261,3 +261,8 @@ def test_the_same_labels_or_the_only_head_need_no_choice(model, kept):
     assert combined.labels == adapters[kept].labels
     head = adapters[kept].head.own["classifier"]
     assert torch.equal(combined.head.own["classifier"].weight, head.weight)
+
+
+def test_a_head_alone_is_no_lora():
+    with pytest.raises(MergeError, match="changes no weights of projections"):
+        ah.to_lora(attached("bert", "head"), "own")

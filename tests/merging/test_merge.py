@@ -10,6 +10,7 @@ import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.backbones.probe import probe
 from adapterhub.errors import AttachError, MergeError
+from adapterhub.merging.merge import blockers
 from tests.kit import own_models, tiny_models
 from tests.kit.compare import differences, observed
 from tests.kit.own_models import expert_logits, expert_model, redraw
@@ -190,3 +191,8 @@ def test_experts_in_a_dtype_that_cannot_be_merged_are_refused():
     finally:
         host._parameters["down_proj"] = original
         ah.detach(model)
+
+
+def test_a_bias_that_a_projection_lacks_is_no_part_of_a_checkpoint():
+    adapter = ah.attach(tiny_models.model("llama"), "beft")
+    assert any("adds a bias to a projection that has none" in each for each in blockers(adapter))

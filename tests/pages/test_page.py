@@ -158,7 +158,7 @@ CHARTS = {
 }
 
 
-@long_table("name", CHARTS, parts=2)
+@pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_is_small_themed_and_the_same_each_time(name):
     """And drawing changes no settings."""
     before = dict(matplotlib.rcParams)
@@ -250,3 +250,10 @@ def test_lines_have_their_names_at_their_ends():
     texts = set(ElementTree.fromstring(svg).itertext())
     assert set(lines) <= texts
     assert "none" not in texts
+
+
+def test_a_comparison_of_another_form_is_none(tmp_path):
+    for text, skipped in (("[]", None), ('{"skipped": "few"}', "few"), ('{"score": 3}', None)):
+        (tmp_path / run_page.BAG_OF_WORDS).write_text(text)
+        found = run_page.recorded_words(tmp_path)
+        assert (found and found.skipped) == skipped

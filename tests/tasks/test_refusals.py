@@ -62,6 +62,9 @@ def squad(**question: object) -> str:
         ({"grpo": {"weights": [float("nan")]}}, "a finite number"),
         ("grpo(group=1)", "group is 1"),
         ("grpo(epsilon=1)", "epsilon is 1"),
+        ("grpo(iterations=0)", "iterations is 0"),
+        ("grpo(temperature=0)", "a temperature above 0"),
+        ("preference(desirable_weight=-1)", "weights of 0 or more"),
         ({"speech-recognition": {"seconds": 0}}, "a number above 0"),
     ],
 )
@@ -95,6 +98,8 @@ def test_options(spec, expected):
         ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"label": 2}), "'2' is not a choice"),
         ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"choices": ["x"]}), "fewer than two"),
         ("multiple-choice", "a.jsonl", MIXED, "'a': 3 choices"),
+        ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"choices": "x"}), "not a list of"),
+        ("tagging", "a.jsonl", '{"text": "a", "label": ["O"]}', "not a list of strings"),
         ("question-answering", "a.json", squad(answers=[]), "question q7: it has no answer"),
         ("question-answering", "a.json", squad(is_impossible=True), "unanswerable=true"),
         ("question-answering", "a.json", squad(answers=[SHIFTED]), "'good' is not at character 5"),

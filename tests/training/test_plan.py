@@ -264,11 +264,8 @@ def test_rows_of_each_of_several_tasks(backbone, tmp_path):
 
 WORDS = "the movie was very good"
 ANSWERS = {"the movie": "was good", "a": "bad"}
-CHAT = [
-    {"role": role, "content": text}
-    for turn in ANSWERS.items()
-    for role, text in zip(("user", "assistant"), turn, strict=True)
-]
+CHAT = [{"role": role, "content": text} for turn in ANSWERS.items()
+        for role, text in zip(("user", "assistant"), turn, strict=True)]  # fmt: skip
 
 
 @pytest.mark.parametrize(

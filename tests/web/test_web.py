@@ -59,6 +59,20 @@ def test_an_error_has_a_status_and_headers(error, code, headers):
     assert "secret" not in problem.message
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (errors.SlowError("slow"), 408, "did not come in time"),
+        (ConfigError("no such name", offenders=["a"]), 400, "no such name; a"),
+        (RuntimeError("/home/ada/secret"), 500, "internal error"),
+    ],
+)
+def test_a_hub_refuses_with_the_status_of_an_error(error, status, words):
+    refusal = errors.refusal_of(error)
+    assert refusal.status == status
+    assert words in refusal.problem
+
+
 # The file of tokens: digests only, changed under a lock, read again when it has changed.
 
 

@@ -148,6 +148,8 @@ def test_every_unexpected_or_missing_tensor_is_named(tmp_path):
     assert any("layer.7" in line for line in error.value.offenders)
     with pytest.raises(MismatchError) as error:
         load(tmp_path / "b", *P, without="layer.1.output.adapters.own.adapter_up.bias")
+    with pytest.raises(MismatchError, match="unexpected tensor"):
+        load(tmp_path / "c", *P, move=("adapter_up.weight", "adapter_up.other"))
     assert error.value.offenders == ("missing: encoder.1.ffn.pfeiffer.up.bias",)
 
 

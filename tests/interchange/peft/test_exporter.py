@@ -244,3 +244,9 @@ def test_every_role_is_equal_or_refused(method):
         assert compare(lambda made=adapter: made) == [], role
         exported.append(role)
     assert len(exported) >= 2
+
+
+def test_a_head_alone_is_refused():
+    adapter = ah.attach(tiny_models.model("bert", num_labels=2), "head")
+    with pytest.raises(MismatchError, match="only the task head"):
+        to_peft(adapter.export_source())
