@@ -27,7 +27,7 @@ TURNS = [(m, FEW[i % len(FEW)]) for i, m in enumerate(REPRESENTATIVES)]
 TURNS = SOME_CELLS if ALL else [cell for cell in TURNS if cell in SOME_CELLS]
 assert {method for method, _ in SOME_CELLS} == {*METHODS}
 assert {method for method, _ in TURNS} == {*REPRESENTATIVES}
-some_cells = long_table(("method", "architecture"), TURNS, 8, nightly=5)
+some_cells = long_table(("method", "architecture"), TURNS, 8, nightly=8)
 STARTS = (torch.bfloat16, torch.float32) if tiny_models.FULL_MATRIX else (torch.bfloat16,)
 DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 

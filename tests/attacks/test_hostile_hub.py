@@ -168,7 +168,7 @@ ATTACKS = {
 }
 
 
-@long_table("name", ATTACKS)
+@long_table("name", ATTACKS, nightly=2)
 def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
     hub.attack = ATTACKS[name]
     refused(lambda: ah.pull(hub.reference, home / "mine"), home)

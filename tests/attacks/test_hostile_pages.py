@@ -183,6 +183,7 @@ PAGES: dict[str, Callable[[Path, str], str]] = {
         *(("no charts", text) for text in (*MARKUP, "\ud800")),
     ],
     8,
+    nightly=2,
 )
 def test_a_page_has_the_same_elements_whatever_the_texts_are(page, text, tmp_path) -> None:
     # As long as the hostile one, since long texts are folded.

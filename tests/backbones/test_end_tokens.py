@@ -66,7 +66,7 @@ def trained(backbones: Any, adapterhub: Any, tmp_path: Path) -> Any:
     return run
 
 
-@long_table(("template", "form"), list(itertools.product(TEMPLATES, FORMS)), 3)
+@long_table(("template", "form"), list(itertools.product(TEMPLATES, FORMS)), 3, nightly=2)
 def test_what_ends_an_answer_is_kept_or_missed_aloud(
     template: str, form: str, trained: Any
 ) -> None:

@@ -38,7 +38,7 @@ def planned():
 
 
 CELLS = [("llama", method) for method in EVERY]
-CELLS = cases_of(CELLS + [(each, method) for each in SOME for method in FEW], 2, nightly=2)
+CELLS = cases_of(CELLS + [(each, method) for each in SOME for method in FEW], 4, nightly=4)
 if tiny_models.FULL_MATRIX:
     CELLS += [(each, method) for each in planned() if each not in SOME for method in FEW[:4]]
 

@@ -82,7 +82,7 @@ ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+( in \d+ groups?)?\)"
 PICKED = "also picked the epoch; try --test 0.1"
 
 
-@long_table("name", CASES, 6)
+@long_table("name", CASES, 6, nightly=2)
 def test_each_task_prints_and_records_the_error_of_each_score(
     name, adapterhub, backbones, tmp_path
 ):

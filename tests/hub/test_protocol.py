@@ -346,7 +346,7 @@ whole = pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")
 @whole  # What the client does with Xet is the same for each kind of hub.
 @pytest.mark.parametrize(
     ("of_libraries", "xet"),
-    [("prefix", "1"), ("processes", "0")],
+    [("prefix", "1")],
     indirect=["of_libraries"],
 )
 def test_models_and_adapters_give_equal_logits(of_libraries, tmp_path, xet):

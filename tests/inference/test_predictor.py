@@ -53,7 +53,7 @@ def trained(recipe_with, backbones, tmp_path, monkeypatch):
     return train
 
 
-@long_table("task", sorted(CASES), 6)
+@long_table("task", sorted(CASES), 6, nightly=2)
 def test_every_way_in_gives_the_same_predictions(task, trained, adapterhub, tmp_path):
     data, folder = trained(task)
     first, *pairs = (word for word in CASES[task].asked(data) if word != "--pair")

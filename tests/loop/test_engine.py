@@ -285,7 +285,7 @@ def prepared_run(case: str, task: str, backbone: Path, folder: Path) -> Prepared
     return prepared
 
 
-@long_table("name", TASKS, 6)
+@long_table("name", TASKS, 6, nightly=2)
 def test_a_step_is_the_same_however_its_rows_are_divided(name, backbones, tmp_path):
     case, task = TASKS[name]
     backbone = backbones(BACKBONES.get(name, CASES[case].backbone))

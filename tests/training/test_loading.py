@@ -67,7 +67,7 @@ def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
     expected, shared = train(recipe, tmp_path / "alone"), SharedLoader()
     assert train(recipe, tmp_path / "first", shared) == expected
     loaded = counted["_load"].call_count
-    for name in cases_of(sorted(SPECS), 16, nightly=4):
+    for name in cases_of(sorted(SPECS), 16, nightly=8):
         method = replace(recipe, method=SPECS[name], seed=4)
         with subtests.test(name):
             alone = train(method, tmp_path / f"alone-{name}")

@@ -34,7 +34,7 @@ def fresh_compiler():
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 OF_EACH_SIGNATURE = [c for c in CELLS if c[0] == representatives()[c[0]]]
 OTHERS = part_of([c for c in CELLS if c not in OF_EACH_SIGNATURE], 16) if ALL else []
-RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE, 24, nightly=8) + OTHERS
+RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE, 24, nightly=12) + OTHERS
 RUN += [("pfeiffer(source=block)", "bert"), ("parallel(source=residual)", "llama")][: 1 + ALL]
 
 

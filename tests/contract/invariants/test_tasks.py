@@ -58,9 +58,9 @@ CELLS = [
 ]
 # tests/tasks/test_end_to_end.py trains each task, too.
 SIGNATURES = [(method, "tagging") for method in matrix.one_of_each_signature()]
-CERTAIN = cases_of([cell for cell in CELLS if cell in SIGNATURES], 16, nightly=8)
+CERTAIN = cases_of([cell for cell in CELLS if cell in SIGNATURES], 16, nightly=16)
 CERTAIN += cases_of([cell for cell in CELLS if cell[0] == "lora" and cell not in CERTAIN], 6)
-RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN], 24, nightly=12)
+RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN], 24, nightly=24)
 
 
 def test_the_matrix_covers_every_method_and_task():
